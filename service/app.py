@@ -1,0 +1,264 @@
+"""The composition root: the only module that knows every other. Wires the parts, starts them in order, stops them.
+
+Start: HTTP first, so that probes are answered; then the database, with its schema; then the topology; then relay and
+consumer. A server that is not there yet is waited for. Stop, in one budget: cancel the consumer, finish what is in
+flight, let the relay finish its window, close.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime, timedelta
+
+import asyncpg
+import structlog
+from faststream.rabbit import RabbitBroker
+
+from service import contract, database
+from service.billing import handlers
+from service.billing.errors import BillingError, RuleViolationError
+from service.billing.repository import PostgresInvoices
+from service.health import Health
+from service.http import serve, web_application
+from service.reliability import outbox, topology
+from service.reliability.barrier import Barrier, no_barrier
+from service.reliability.consumer import Consumer
+from service.reliability.envelope import Envelope
+from service.reliability.errors import TopologyError
+from service.reliability.inbound import Inbound
+from service.reliability.link import BrokerLink
+from service.reliability.middleware import Reliability
+from service.reliability.outcome import Reason
+from service.reliability.publisher import ConfirmingPublisher
+from service.reliability.relay import Relay, RelayState
+from service.reliability.retry import RetryPolicy, backoff
+from service.reliability.settlement import Settlement
+from service.reliability.stopping import Stopping
+from service.reliability.topology import Exchange, QueueFamily, Topology
+from service.reliability.unit_of_work import PostgresTransactions, PostgresUnitOfWork
+from service.settings import Settings
+from service.telemetry import Metrics
+
+log = structlog.get_logger(__name__)
+
+
+class BillingUnitOfWork(PostgresUnitOfWork):
+    """A transaction with the invoices in it."""
+
+    def __init__(self, connection: asyncpg.Connection, cause: Envelope) -> None:
+        """Bind to an open transaction."""
+        super().__init__(connection, cause, contract.BILLING_EXCHANGE)
+        self.invoices = PostgresInvoices(connection)
+
+
+def orders_family(settings: Settings) -> QueueFamily:
+    """Return the queues of the order events and how their failures are treated."""
+    policy = RetryPolicy(
+        max_attempts=settings.max_attempts,
+        delays=settings.retry_delays,
+        permanent={RuleViolationError: Reason.REJECTED_BY_RULE},
+        safe=(BillingError,),
+    )
+    return QueueFamily(contract.ORDERS_EXCHANGE, keys=contract.ORDER_EVENTS, policy=policy)
+
+
+def whole_topology(family: QueueFamily) -> Topology:
+    """Return all that the service needs on the broker."""
+    return family.topology + Topology(exchanges=(Exchange(contract.BILLING_EXCHANGE, "topic"),))
+
+
+class Service:
+    """The billing service: one instance, for one run."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        barrier: Barrier = no_barrier,
+        subscribe: Callable[[Inbound], None] = handlers.subscribe,
+    ) -> None:
+        """Wire everything; nothing is opened yet. Call it inside a running event loop.
+
+        Args:
+            settings: read by the caller.
+            barrier: where crash tests stop the process.
+            subscribe: declares the subscribers.
+        """
+        self.settings = settings
+        self.stopping = Stopping()
+        self.metrics = Metrics()
+        self.health = Health(self.metrics)
+        self.family = orders_family(settings)
+        self._consumer_link = self._link("billing-consumer")
+        self._publisher_link = self._link("billing-publisher")
+        self._relay_link = self._link("billing-relay")
+        # One connection for each handler, one for probes and metrics.
+        self._pool = database.make_pool(self._database_url, settings.concurrency + 1)
+        self._handlers_stopping = Stopping()
+        self._relay = Relay(
+            connect=lambda: database.connect(self._database_url, "relay"),
+            publisher=ConfirmingPublisher(self._relay_link, settings.confirm_timeout),
+            metrics=self.metrics,
+            poll=settings.relay_poll_interval,
+            batch=settings.relay_batch,
+            window=settings.relay_window,
+            jitter=random.random,
+            competes=settings.relay == "on",
+            barrier=barrier,
+        )
+        self.broker = RabbitBroker(logger=None)
+        inbound = Inbound(self.broker, self.family)
+        subscribe(inbound)
+        settlement = Settlement(
+            family=self.family,
+            publisher=ConfirmingPublisher(self._publisher_link, settings.confirm_timeout),
+            metrics=self.metrics,
+            now=lambda: datetime.now(UTC),
+            jitter=random.random,
+            stopping=self._handlers_stopping,
+            repair=self._declare,
+            barrier=barrier,
+        )
+        reliability = Reliability(
+            inbound=inbound,
+            transactions=PostgresTransactions(self._pool, BillingUnitOfWork, self._relay.wake),
+            settlement=settlement,
+            metrics=self.metrics,
+            handler_timeout=settings.handler_timeout,
+            max_body_bytes=settings.max_body_bytes,
+            slots=asyncio.Semaphore(settings.concurrency),
+            jitter=random.random,
+            stopping=self._handlers_stopping,
+            barrier=barrier,
+        )
+        self.broker.add_middleware(reliability)
+        inbound.prepare()
+        self._consumer = Consumer(
+            link=self._consumer_link,
+            inbound=inbound,
+            settlement=settlement,
+            declare=self._declare,
+            prefetch=settings.prefetch,
+            jitter=random.random,
+        )
+        self.health.watch("consumer", self._consumer.is_consuming)
+        self.health.watch("database", self._database_answers)
+        self.health.watch("relay", self._relay_works)
+
+    async def run(self, *, migrate_first: bool = False) -> None:
+        """Run until `stopping` is set; return when everything is closed, within the shutdown budget.
+
+        Args:
+            migrate_first: bring the database schema up to date instead of waiting until somebody else has.
+
+        Raises:
+            TopologyError: the broker's queues are not what the contract says.
+            OSError: the HTTP address cannot be listened on.
+        """
+        web = web_application(self.health, self.metrics, self._refresh_gauges)
+        async with serve(web, self.settings.http_host, self.settings.http_port) as port:
+            log.info("http_started", host=self.settings.http_host, port=port)
+            try:
+                if migrate_first:
+                    await self._patiently("migration", self._migrate)
+                await self._patiently("database", self._require_database)
+                await self._patiently("broker", self._declare)
+                if not self.stopping.is_set():
+                    await self._work()
+            finally:
+                await self._close()
+        log.info("service_stopped")
+
+    async def _work(self) -> None:
+        """Relay and consume until asked to stop, or until a part ends that must not."""
+        relay = asyncio.create_task(self._relay.run(), name="relay")
+        consumer = asyncio.create_task(self._consumer.run(), name="consumer")
+        stop = asyncio.create_task(self.stopping.wait(), name="stop")
+        log.info("service_started")
+        ended, _ = await asyncio.wait((relay, consumer, stop), return_when=asyncio.FIRST_COMPLETED)
+        self.stopping.set()
+        await self._stop(relay)
+        consumer.cancel()
+        relay.cancel()
+        results = await asyncio.gather(relay, consumer, return_exceptions=True)
+        failed = [r for r in results if isinstance(r, Exception)]
+        if failed:
+            raise failed[0]
+        if stop not in ended:
+            raise RuntimeError(f"{' and '.join(task.get_name() for task in ended)} ended although nobody asked")
+
+    async def _stop(self, relay: asyncio.Task[None]) -> None:
+        loop = asyncio.get_running_loop()
+        budget = self.settings.shutdown_timeout
+        # What the relay's last window may take, and a second to close.
+        reserve = min(self.settings.confirm_timeout + timedelta(seconds=2), budget / 2)
+        end = loop.time() + budget.total_seconds()
+        log.info("service_stopping", budget=budget.total_seconds())
+        await self._consumer.cancel(end - reserve.total_seconds())
+        self._handlers_stopping.set()
+        cut_off = await self._consumer.drain(end - reserve.total_seconds())
+        if cut_off:
+            log.warning("deliveries_cut_off", count=cut_off, explanation="rolled back; the broker delivers them again")
+        self._relay.stop()
+        await asyncio.wait({relay}, timeout=max(0.0, end - 1 - loop.time()))
+
+    async def _close(self) -> None:
+        for link in (self._consumer_link, self._publisher_link, self._relay_link):
+            await link.close()
+        self._pool.terminate()
+
+    async def _patiently(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
+        """Try until it works or the service is asked to stop; only a wrong topology ends the waiting."""
+        failures = 0
+        while not self.stopping.is_set():
+            try:
+                return await attempt()
+            except TopologyError:
+                raise
+            except Exception as error:
+                failures += 1
+                log.warning(
+                    f"{what}_not_available", failures=failures, error=type(error).__name__, explanation=str(error)[:300]
+                )
+                pause = backoff(
+                    failures, random.random(), first=timedelta(milliseconds=250), longest=timedelta(seconds=3)
+                )
+                await self.stopping.pause(pause)
+        return None
+
+    async def _migrate(self) -> None:
+        # Alembic runs an event loop of its own.
+        await asyncio.to_thread(database.migrate, self._database_url)
+
+    async def _require_database(self) -> None:
+        await self._pool
+        async with self._pool.acquire(timeout=database.CONNECT_TIMEOUT) as connection:
+            await database.require_current_schema(connection)
+
+    async def _declare(self) -> None:
+        make = topology.declare if self.settings.topology == "declare" else topology.verify
+        async with self._link("billing-topology") as link:
+            await make(link, whole_topology(self.family))
+
+    async def _database_answers(self) -> bool:
+        return await self._pool.fetchval("select 1") == 1
+
+    async def _relay_works(self) -> bool:
+        return self._relay.is_alive()
+
+    async def _refresh_gauges(self) -> None:
+        self.metrics.relay_active.set(self._relay.state is RelayState.ACTIVE)
+        try:
+            async with self._pool.acquire(timeout=1) as connection:
+                unsent, oldest = await outbox.backlog(connection)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+            return  # `billing_ready{part="database"}` tells; the gauges keep what was last known
+        self.metrics.outbox_unsent.set(unsent)
+        self.metrics.outbox_oldest_seconds.set(oldest)
+
+    def _link(self, name: str) -> BrokerLink:
+        return BrokerLink(self.settings.rabbitmq_url.get_secret_value(), name)
+
+    @property
+    def _database_url(self) -> str:
+        return self.settings.database_url.get_secret_value()

@@ -1,0 +1,249 @@
+"""The command line: `billing …`, also `python -m service …`.
+
+Exit codes: 0 done, 1 failed, 2 wrong usage or settings. Results go to stdout, messages for people to stderr.
+"""
+
+import asyncio
+import json
+import signal
+import sys
+from collections.abc import Coroutine
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+import uvloop
+from aio_pika import DeliveryMode, Message
+from aio_pika.exceptions import AMQPError
+from faststream.rabbit import RabbitBroker
+from rich.console import Console
+from rich.table import Table
+
+from service import contract, database, samples
+from service.app import Service, orders_family, whole_topology
+from service.billing.handlers import subscribe
+from service.reliability import topology
+from service.reliability.errors import ReliabilityError
+from service.reliability.inbound import Inbound
+from service.reliability.link import BrokerLink
+from service.reliability.parking import list_parked
+from service.reliability.publisher import Confirmed, ConfirmingPublisher
+from service.settings import Settings, SettingsError, load_settings
+from service.status import read_status
+from service.telemetry import configure_logging
+
+app = typer.Typer(
+    name="billing",
+    help="Order events in from RabbitMQ, invoices kept in PostgreSQL, invoice events out.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+topology_app = typer.Typer(help="The exchanges and queues on the broker.", no_args_is_help=True)
+parking_app = typer.Typer(help="The messages put aside for people.", no_args_is_help=True)
+app.add_typer(topology_app, name="topology")
+app.add_typer(parking_app, name="parking")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        app()
+    except SettingsError as error:
+        _fail(str(error), code=2)
+
+
+@app.command()
+def run(
+    *,
+    migrate_first: Annotated[
+        bool, typer.Option("--migrate", help="Bring the database schema up to date first.")
+    ] = False,
+) -> None:
+    """Run the service until SIGTERM or Ctrl-C."""
+    settings = _settings()
+    _run(_serve(settings, migrate_first=migrate_first))
+
+
+@app.command()
+def migrate() -> None:
+    """Bring the database schema to this version; safe to run in several places at once."""
+    settings = _settings()
+    try:
+        database.migrate(settings.database_url.get_secret_value())
+    except ReliabilityError as error:
+        _fail(str(error))
+
+
+@app.command()
+def status(*, as_json: AsJson = False) -> None:
+    """Show queues, outbox and relay; exit 1 where a server cannot be asked or a queue is missing."""
+    settings = _settings()
+    report = _run(read_status(settings, orders_family(settings)))
+    if as_json:
+        print(json.dumps(asdict(report)))
+    else:
+        table = Table("what", "value")
+        for name, value in report.rows():
+            table.add_row(name, value)
+        Console().print(table)
+    if report.problems:
+        _fail("; ".join(report.problems))
+
+
+@app.command()
+def publish(
+    event_type: Annotated[str, typer.Argument(metavar="TYPE", help=f"One of: {', '.join(contract.ORDER_EVENTS)}.")],
+    file: Annotated[
+        Path | None, typer.Argument(help="The body as JSON; '-' is standard input. Without: a sample.")
+    ] = None,
+    *,
+    count: Annotated[int, typer.Option(min=1, help="How many samples to make.")] = 1,
+    message_id: Annotated[str | None, typer.Option(help="Default: a new one.")] = None,
+) -> None:
+    """Publish order events, each confirmed by the broker; print their message ids.
+
+    The body of a file is sent as it is, so that wrong ones can be tried.
+    """
+    settings = _settings()
+    if event_type not in contract.ORDER_EVENTS:
+        raise typer.BadParameter(f"{event_type!r} is not one of {', '.join(contract.ORDER_EVENTS)}")
+    if count > 1 and (file is not None or message_id is not None):
+        raise typer.BadParameter("--count makes samples: it goes with neither FILE nor --message-id")
+    try:
+        bodies = [_read(file)] if file is not None else [samples.body(event_type) for _ in range(count)]
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}") from None
+    _run(_publish(settings, event_type, bodies, message_id))
+
+
+@app.command()
+def asyncapi() -> None:
+    """Print the AsyncAPI document."""
+    settings = Settings.model_construct(**{name: f.default for name, f in Settings.model_fields.items()})
+    broker = RabbitBroker(logger=None)
+    subscribe(Inbound(broker, orders_family(settings)))
+    contract.declare_events(broker)
+    print(contract.asyncapi_yaml(broker), end="")
+
+
+@topology_app.command("apply")
+def topology_apply() -> None:
+    """Declare the exchanges and queues; exit 1 where something exists with other properties."""
+    _with_topology(topology.declare)
+    print("topology declared", file=sys.stderr)
+
+
+@topology_app.command("check")
+def topology_check() -> None:
+    """Compare the exchanges and queues without changing any; exit 1 with a line for each difference."""
+    _with_topology(topology.check)
+    print("topology is as wanted (bindings and policies are not compared)", file=sys.stderr)
+
+
+@parking_app.command("list")
+def parking_list(
+    *,
+    limit: Annotated[int, typer.Option(min=1, help="Messages to look at, from the oldest.")] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """List the parked messages: how many, why, which. Nothing is taken out."""
+    settings = _settings()
+
+    async def look() -> Any:
+        async with _link(settings, "billing-parking") as link:
+            return await list_parked(link, orders_family(settings).parking, limit)
+
+    parked = _run(look())
+    if as_json:
+        print(
+            json.dumps(
+                {"total": parked.total, "reasons": parked.reasons, "messages": [asdict(m) for m in parked.messages]}
+            )
+        )
+        return
+    reasons = ", ".join(f"{reason}: {number}" for reason, number in parked.reasons.items())
+    print(f"{parked.total} parked" + (f" ({reasons})" if reasons else ""))
+    if parked.messages:
+        table = Table("message id", "type", "reason", "attempts", "parked at", "explanation")
+        for m in parked.messages:
+            table.add_row(m.message_id, m.type, m.reason, str(m.attempts), m.parked_at, m.explanation)
+        Console().print(table)
+    if parked.total > len(parked.messages):
+        print(f"showing the oldest {len(parked.messages)}: see --limit", file=sys.stderr)
+
+
+async def _serve(settings: Settings, *, migrate_first: bool) -> None:
+    service = Service(settings)
+    loop = asyncio.get_running_loop()
+
+    def stop() -> None:
+        service.stopping.set()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.remove_signal_handler(number)  # a second signal ends the process at once
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop)
+    await service.run(migrate_first=migrate_first)
+
+
+async def _publish(settings: Settings, event_type: str, bodies: list[bytes], message_id: str | None) -> None:
+    async with _link(settings, "billing-cli") as link:
+        publisher = ConfirmingPublisher(link, settings.confirm_timeout)
+        for body in bodies:
+            message = Message(
+                body,
+                content_type="application/json",
+                delivery_mode=DeliveryMode.PERSISTENT,
+                message_id=message_id or samples.new_message_id(),
+                type=event_type,
+                app_id="billing-cli",
+            )
+            publication = await publisher.publish(message, contract.ORDERS_EXCHANGE, event_type)
+            if not isinstance(publication, Confirmed):
+                _fail(f"{type(publication).__name__.lower()}: {publication.explanation}")
+            print(message.message_id)
+
+
+def _with_topology(act: Any) -> None:
+    settings = _settings()
+
+    async def on_broker() -> None:
+        async with _link(settings, "billing-topology") as link:
+            await act(link, whole_topology(orders_family(settings)))
+
+    _run(on_broker())
+
+
+def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
+    """Run to the end; failures that a person can do something about become one line and exit code 1."""
+    try:
+        return uvloop.run(coroutine)
+    except (ReliabilityError, AMQPError, OSError, TimeoutError) as error:
+        _fail(_short(error))
+
+
+def _settings() -> Settings:
+    settings = load_settings()
+    configure_logging(settings.log_level, settings.log_format)
+    return settings
+
+
+def _link(settings: Settings, name: str) -> BrokerLink:
+    return BrokerLink(settings.rabbitmq_url.get_secret_value(), name)
+
+
+def _read(file: Path) -> bytes:
+    return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
+
+
+def _short(error: BaseException) -> str:
+    return str(error) or type(error).__name__
+
+
+def _fail(text: str, code: int = 1) -> NoReturn:
+    print(f"billing: {text}", file=sys.stderr)
+    raise SystemExit(code)

@@ -1,0 +1,79 @@
+"""The HTTP side: liveness, readiness, metrics. No page takes input, none shows a payload or a secret."""
+
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from service.health import Health
+from service.telemetry import Metrics
+
+
+def web_application(health: Health, metrics: Metrics, refresh: Callable[[], Awaitable[None]]) -> Starlette:
+    """Return the routes.
+
+    Args:
+        health: for `/readyz`: 200 while every part works, else 503; the body says which does not.
+        metrics: for `/metrics`, in Prometheus' text format.
+        refresh: brings gauges up to date that nobody pushes; called before `/metrics` answers.
+    """
+
+    async def livez(_request: Request) -> Response:
+        return JSONResponse({"status": "alive"})
+
+    async def readyz(_request: Request) -> Response:
+        parts = await health.parts()
+        ready = bool(parts) and all(parts.values())
+        return JSONResponse({"ready": ready, "parts": parts}, status_code=200 if ready else 503)
+
+    async def metrics_page(_request: Request) -> Response:
+        await health.parts()
+        await refresh()
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return Starlette(routes=[Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics_page)])
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without signal handlers: the service decides when it stops."""
+
+    @contextlib.contextmanager
+    def capture_signals(self):  # type: ignore[no-untyped-def]
+        yield
+
+
+@asynccontextmanager
+async def serve(application: Starlette, host: str, port: int) -> AsyncIterator[int]:
+    """Serve while the block runs; yield the port that was taken.
+
+    Raises:
+        OSError: the address cannot be listened on.
+    """
+    import asyncio
+    import socket
+
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    config = uvicorn.Config(
+        application, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1, server_header=False
+    )
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]), name="http")
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()

@@ -1,0 +1,206 @@
+"""The one consumer of a family's work queue: receives, dispatches by type, survives what the broker does to it.
+
+Handlers run in tasks of their own. The client library would run them in tasks that it cancels when the connection
+dies, in the middle of a transaction; here they finish, and only their ack is lost. When the channel is closed or the
+broker cancels the consumer (queue deleted, consumer time-out), everything is closed, the topology is declared again
+and a new channel consumes under a new tag.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import cast
+
+import structlog
+from aio_pika import IncomingMessage
+from aio_pika.abc import AbstractChannel
+from aiormq import Channel as Wire
+from aiormq.abc import DeliveredMessage
+
+from service.reliability.envelope import read_envelope
+from service.reliability.errors import TopologyError
+from service.reliability.inbound import Inbound
+from service.reliability.link import BrokerLink
+from service.reliability.outcome import Diagnosis, Park, Reason
+from service.reliability.retry import backoff, diagnose
+from service.reliability.settlement import Settlement
+from service.reliability.stopping import Stopping
+
+PROBE_TIMEOUT = 2.0
+"""Seconds for the broker to answer on the consumer's channel when asked for readiness."""
+
+CANCEL_TIMEOUT = 5.0
+"""Seconds for the broker to answer the cancel at shutdown."""
+
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=200), timedelta(seconds=5)
+"""Between attempts to consume again, doubling."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Consumer:
+    """Consumes one family's work queue.
+
+    Attributes:
+        link: the connection to consume on; nothing is published there.
+        inbound: the subscribers to feed.
+        settlement: for what no subscriber takes.
+        declare: makes or verifies the topology; called before each consume.
+        prefetch: unsettled deliveries at most.
+    """
+
+    link: BrokerLink
+    inbound: Inbound
+    settlement: Settlement
+    declare: Callable[[], Awaitable[None]]
+    prefetch: int
+    jitter: Callable[[], float]
+    _stopping: Stopping = field(default_factory=Stopping)
+    _cancelled: asyncio.Event = field(default_factory=asyncio.Event)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _wire: Wire | None = None
+    _tag: str | None = None
+
+    async def run(self) -> None:
+        """Consume until cancelled, over any number of connections.
+
+        Raises:
+            TopologyError: the broker's queues are not what the contract says.
+        """
+        failures = 0
+        while not self._stopping.is_set():
+            try:
+                await self._consume()
+                failures = 0
+            except TopologyError:
+                raise
+            except Exception as error:
+                failures += 1
+                log.warning(
+                    "consumer_failed", failures=failures, error=type(error).__name__, explanation=str(error)[:500]
+                )
+            await self._stopping.pause(backoff(failures, self.jitter(), first=FIRST_PAUSE, longest=LONGEST_PAUSE))
+        self._cancelled.set()
+
+    async def cancel(self, deadline: float) -> None:
+        """Stop receiving; return when the broker has said that nothing more comes, or at `deadline` (loop time)."""
+        self._stopping.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(deadline):
+                await self._cancelled.wait()
+
+    async def drain(self, deadline: float) -> int:
+        """Finish what is in flight until `deadline` (loop time); return how many deliveries were cut off."""
+        loop = asyncio.get_running_loop()
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=max(0.0, deadline - loop.time()))
+        unfinished = [task for task in self._tasks if not task.done()]
+        for task in unfinished:
+            task.cancel()
+        if unfinished:
+            await asyncio.wait(unfinished, timeout=1)
+        return len(unfinished)
+
+    async def is_consuming(self) -> bool:
+        """Tell whether the broker answers on the very channel that has our consumer."""
+        wire, tag = self._wire, self._tag
+        if wire is None or wire.is_closed or tag not in wire.consumers:
+            return False
+        # A round trip without effect. It is not cancelled when the time is over: that would close the channel.
+        probe = asyncio.ensure_future(wire.basic_qos(prefetch_count=self.prefetch))
+        probe.add_done_callback(lambda done: done.cancelled() or done.exception())
+        await asyncio.wait({probe}, timeout=PROBE_TIMEOUT)
+        return probe.done() and not probe.cancelled() and probe.exception() is None
+
+    async def _consume(self) -> None:
+        """Declare, consume, and return when the consumer is gone or the service stops."""
+        await self.declare()
+        channel = await self.link.channel()
+        try:
+            await channel.set_qos(prefetch_count=self.prefetch)
+            wire = cast("Wire", await channel.get_underlay_channel())
+            cancelled = asyncio.Event()
+            wire.on_consumer_cancel_callbacks.add(lambda _frame: cancelled.set())
+            consuming = await wire.basic_consume(self.inbound.family.work, self._receive, no_ack=False)
+            self._wire, self._tag = wire, consuming.consumer_tag
+            log.info("consumer_started", queue=self.inbound.family.work, prefetch=self.prefetch)
+            why = await _first(wire.closing, self._stopping.wait(), cancelled.wait())
+            if self._stopping.is_set():
+                await wire.basic_cancel(consuming.consumer_tag or "", timeout=CANCEL_TIMEOUT)
+                log.info("consumer_cancelled", queue=self.inbound.family.work)
+                return  # the channel stays open: what is in flight is still to be settled on it
+            log.warning("consumer_lost", queue=self.inbound.family.work, why=why)
+        finally:
+            self._tag = None
+            if not self._stopping.is_set():
+                self._wire = None
+                await _close(channel)
+
+    async def _receive(self, delivered: DeliveredMessage) -> None:
+        """Start a task of our own for the delivery: the client cancels its tasks when the connection dies."""
+        task = asyncio.get_running_loop().create_task(self._deliver(delivered))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _deliver(self, delivered: DeliveredMessage) -> None:
+        """Hand a delivery to the subscriber of its type; park it where there is none or where it cannot be read."""
+        message, unreadable = _build(delivered)
+        envelope = read_envelope(message, self.inbound.family.policy.max_attempts)
+        subscriber = self.inbound.find(envelope.type)
+        executed = envelope.attempt - 1
+        if unreadable is not None:
+            await self.settlement.settle(message, envelope, Park(Reason.UNREADABLE, executed, unreadable))
+        elif subscriber is None:
+            known = ", ".join(self.inbound.family.keys)
+            diagnosis = Diagnosis("UnknownType", f"nobody handles this type; handled are {known}")
+            await self.settlement.settle(message, envelope, Park(Reason.UNKNOWN_TYPE, executed, diagnosis))
+        else:
+            try:
+                await subscriber.process_message(message)
+            except Exception as error:
+                log.error("delivery_failed", message_id=envelope.message_id, **_fields(diagnose(error)))
+                await self.settlement.settle(
+                    message, envelope, self.inbound.family.policy.decide(error, envelope.attempt)
+                )
+
+
+def _build(delivered: DeliveredMessage) -> tuple[IncomingMessage, Diagnosis | None]:
+    """Return the message; where a property makes the client raise, without that property and with the diagnosis.
+
+    RabbitMQ 4.x delivers properties that aio-pika refuses, such as delivery_mode 3; unguarded, the delivery would
+    stay unsettled and unseen.
+    """
+    try:
+        return IncomingMessage(delivered), None
+    except Exception as error:
+        properties = delivered.header.properties
+        properties.delivery_mode = properties.expiration = properties.timestamp = properties.priority = None
+        return IncomingMessage(delivered), Diagnosis(type(error).__name__, "a property of the message cannot be read")
+
+
+def _fields(diagnosis: Diagnosis) -> dict[str, str]:
+    return {"error": diagnosis.exception_type, "explanation": diagnosis.explanation}
+
+
+async def _first(closing: asyncio.Future[object], *others: Awaitable[object]) -> str:
+    """Wait for the first of the channel's end and the others; say which it was."""
+    tasks = [asyncio.ensure_future(other) for other in others]
+    try:
+        await asyncio.wait([closing, *tasks], return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
+    if not closing.done():
+        return "cancelled by the broker"
+    return "channel closed" if closing.cancelled() or closing.exception() is None else str(closing.exception())[:500]
+
+
+async def _close(channel: AbstractChannel) -> None:
+    try:
+        async with asyncio.timeout(2):
+            await channel.close()
+    except Exception as error:
+        log.debug("channel_close_failed", error=type(error).__name__)

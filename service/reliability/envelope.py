@@ -1,0 +1,173 @@
+"""What is known of an arrived message apart from its body: identity, type, attempt, where it came from.
+
+Pure: nothing here talks to a broker. Headers are a stranger's input. What the service itself wrote into them is
+believed only where no producer's publish to the exchange can forge it: on a delivery that came through the default
+exchange, as every return from a wait queue does.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol
+
+from service.reliability.errors import PermanentError
+from service.reliability.outcome import Park, Reason, Retry
+
+ATTEMPT = "x-attempt"
+ORIGINAL_EXCHANGE = "x-original-exchange"
+ORIGINAL_ROUTING_KEY = "x-original-routing-key"
+
+_NOT_CARRIED = frozenset({"CC", "BCC"})
+"""Would make the broker copy the successor to whatever queues the producer named."""
+
+_NOT_CARRIED_PREFIXES = (
+    "x-death",
+    "x-first-death-",
+    "x-last-death-",
+    "x-delivery-count",
+    "x-acquired-count",
+    "x-attempt",
+    "x-parked-",
+    "x-exception-",
+    "x-original-",
+)
+"""The broker's bookkeeping and our own: 3.10 counts on from a forged x-death, and both would grow at each cycle."""
+
+_PLAIN_ENCODINGS = frozenset({"", "identity", "utf-8", "utf8"})
+"""Content encodings of a body that is not compressed; Spring and Celery send the name of the character set here."""
+
+
+class Arrived(Protocol):
+    """The part of `aio_pika.IncomingMessage` that an envelope is read from."""
+
+    body: bytes
+    headers: Any
+    message_id: str | None
+    correlation_id: str | None
+    type: str | None
+    content_encoding: str | None
+    exchange: str | None
+    routing_key: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Identity and history of one delivery.
+
+    Attributes:
+        message_id: as the producer set it; None where there is none. Clients and frameworks invent one, a new one at
+            each delivery, which no inbox could recognise: so it is read from the wire only.
+        type: the event type; the routing key serves where the producer set none.
+        attempt: 1 for the first execution.
+        exchange, routing_key: where the producer published it.
+        headers: the producer's own, without the broker's and our bookkeeping.
+    """
+
+    message_id: str | None
+    type: str
+    correlation_id: str | None
+    traceparent: str | None
+    attempt: int
+    exchange: str
+    routing_key: str
+    headers: Mapping[str, Any]
+
+
+def read_envelope(message: Arrived, max_attempts: int) -> Envelope:
+    """Return the envelope of an arrived message; never raises, whatever the producer sent."""
+    headers = message.headers or {}
+    exchange, routing_key = message.exchange or "", message.routing_key or ""
+    came_back = exchange == ""
+    return Envelope(
+        message_id=message.message_id or None,
+        type=message.type or routing_key,
+        correlation_id=message.correlation_id or None,
+        traceparent=_text(headers.get("traceparent")),
+        attempt=_attempt(headers.get(ATTEMPT), max_attempts) if came_back else 1,
+        exchange=(came_back and _text(headers.get(ORIGINAL_EXCHANGE))) or exchange,
+        routing_key=(came_back and _text(headers.get(ORIGINAL_ROUTING_KEY))) or routing_key,
+        headers={name: value for name, value in headers.items() if _is_carried(name)},
+    )
+
+
+def identify(envelope: Envelope) -> str:
+    """Return the message id that the inbox keys on.
+
+    Raises:
+        PermanentError: there is none, or one that PostgreSQL cannot store.
+    """
+    if envelope.message_id is None:
+        raise PermanentError(Reason.MISSING_MESSAGE_ID, "the property message_id is not set")
+    for name, value in (("message_id", envelope.message_id), ("correlation_id", envelope.correlation_id or "")):
+        if "\0" in value:
+            raise PermanentError(Reason.INVALID, f"the property {name} contains U+0000, which cannot be stored")
+    return envelope.message_id
+
+
+def require_plain(content_encoding: str | None) -> None:
+    """Refuse a body that is said to be compressed.
+
+    Raises:
+        PermanentError: `content_encoding` names anything but plain bytes. A body is never decompressed: 10 kB of gzip
+            can hold gigabytes.
+    """
+    if (content_encoding or "").strip().lower() not in _PLAIN_ENCODINGS:
+        raise PermanentError(Reason.UNREADABLE, "the property content_encoding is set: send plain, uncompressed JSON")
+
+
+def digest(event_type: str, body: bytes) -> bytes:
+    """Return the SHA-256 over type and content: equal for a re-serialised copy, other for a changed one.
+
+    The content is the parsed JSON in canonical form: sorted keys, no insignificant white space.
+
+    Raises:
+        PermanentError: the body is not JSON that Python can read (an integer of thousands of digits, say).
+    """
+    try:
+        content = json.dumps(json.loads(body), sort_keys=True, separators=(",", ":"))
+    except (ValueError, RecursionError) as error:
+        raise PermanentError(Reason.UNREADABLE, f"the body cannot be read as JSON ({type(error).__name__})") from None
+    return hashlib.sha256(f"{event_type}\n{content}".encode("ascii", "backslashreplace")).digest()
+
+
+def waiting_headers(envelope: Envelope, retry: Retry) -> dict[str, Any]:
+    """Return the headers of the copy that goes to a wait queue."""
+    return {
+        **envelope.headers,
+        ATTEMPT: retry.next_attempt,
+        ORIGINAL_EXCHANGE: envelope.exchange,
+        ORIGINAL_ROUTING_KEY: envelope.routing_key,
+    }
+
+
+def parked_headers(envelope: Envelope, park: Park, queue: str, now: datetime) -> dict[str, Any]:
+    """Return the headers of the copy that goes to the parking queue: the producer's own and the diagnosis."""
+    return {
+        **envelope.headers,
+        "x-parked-reason": str(park.reason),
+        "x-parked-at": now.isoformat(timespec="milliseconds"),
+        "x-attempts": park.attempts,
+        "x-exception-type": park.diagnosis.exception_type,
+        "x-exception-message": park.diagnosis.explanation,
+        ORIGINAL_EXCHANGE: envelope.exchange,
+        ORIGINAL_ROUTING_KEY: envelope.routing_key,
+        "x-original-queue": queue,
+    }
+
+
+def _attempt(value: object, max_attempts: int) -> int:
+    believable = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= max_attempts
+    return value if believable else 1  # type: ignore[return-value]  # narrowed above, through a variable
+
+
+def _text(value: object) -> str | None:
+    """Return a header's value where it is text that can be stored and sent on, else None."""
+    if isinstance(value, str) and 0 < len(value.encode("utf-8", "replace")) <= 255 and "\0" not in value:
+        return value
+    return None
+
+
+def _is_carried(name: str) -> bool:
+    return name not in _NOT_CARRIED and not name.startswith(_NOT_CARRIED_PREFIXES)

@@ -1,0 +1,48 @@
+"""What can go wrong, by what the service does about it.
+
+ReliabilityError
+├── PermanentError           the message will never succeed: parked at once with its reason
+├── HandlerTimeoutError      the handler took longer than HANDLER_TIMEOUT: an attempt is spent
+├── TransactionAbortedError  COMMIT answered ROLLBACK: an attempt is spent
+├── DatabaseUnavailableError an outage, not the message's fault: held and run again, no attempt is spent
+├── TopologyError            the broker's queues are not what the contract says: the start stops
+└── SchemaError              the database's tables are not those of this version
+
+Every other exception that leaves a handler is a failure of that attempt, unless the family's policy names its type.
+Texts hold no payload: they are logged and travel in headers.
+"""
+
+from service.reliability.outcome import Reason
+
+
+class ReliabilityError(Exception):
+    """Root of this package's errors."""
+
+
+class PermanentError(ReliabilityError):
+    """The message can never succeed; `reason` is what it is parked with."""
+
+    def __init__(self, reason: Reason, explanation: str) -> None:
+        """Keep the reason beside the text that a person reads."""
+        super().__init__(explanation)
+        self.reason = reason
+
+
+class HandlerTimeoutError(ReliabilityError):
+    """The handler was cancelled and rolled back because its time was over."""
+
+
+class TransactionAbortedError(ReliabilityError):
+    """The handler swallowed a statement's error: PostgreSQL had rolled back, nothing was stored."""
+
+
+class DatabaseUnavailableError(ReliabilityError):
+    """The database cannot be reached, refuses connections or takes no writes."""
+
+
+class TopologyError(ReliabilityError):
+    """Exchanges or queues are missing or other than the contract says; the text has one line for each."""
+
+
+class SchemaError(ReliabilityError):
+    """The database has no tables yet or those of another version."""

@@ -1,0 +1,87 @@
+"""One named connection to the broker, opened when it is needed and reopened when it was lost.
+
+It is deliberately not aio-pika's robust connection: that one restores channels and consumers behind the caller's
+back, re-declares queues with the arguments of yesterday for ever, and reuses consumer tags that RabbitMQ 4.3 refuses.
+Here whoever needs a channel asks for one, and learns that it is gone by an exception.
+"""
+
+import asyncio
+from types import TracebackType
+from typing import Self
+
+import aio_pika
+from aio_pika.abc import AbstractChannel, AbstractConnection
+from yarl import URL
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds for TCP, TLS and the AMQP handshake together."""
+
+HEARTBEAT = 10
+"""Seconds; the client declares a silent connection dead after three missed ones. Its default of 60 means minutes."""
+
+
+class BrokerLink:
+    """A connection under a fixed name, shared by those who need channels on it."""
+
+    def __init__(self, url: str, name: str) -> None:
+        """Remember where to connect; nothing is opened yet.
+
+        Args:
+            url: `amqp://` or `amqps://`; a `heartbeat` in its query wins over the default.
+            name: shown in the broker's list of connections.
+        """
+        address = URL(url)
+        self._url = address if "heartbeat" in address.query else address.update_query(heartbeat=str(HEARTBEAT))
+        self._name = name
+        self._connection: AbstractConnection | None = None
+        self._connecting = asyncio.Lock()
+
+    async def channel(self, *, confirms: bool = False) -> AbstractChannel:
+        """Open a new channel, connecting first where there is no connection.
+
+        Args:
+            confirms: publisher confirms, and an exception for what the broker returns as unroutable.
+
+        Raises:
+            OSError, aio_pika.exceptions.AMQPError, TimeoutError: the broker cannot be reached or refuses.
+        """
+        connection = await self._connected()
+        async with asyncio.timeout(CONNECT_TIMEOUT):
+            channel = connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
+            await channel.initialize()
+        return channel
+
+    async def close(self) -> None:
+        """Close the connection, within a second even where the broker no longer answers."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            try:
+                async with asyncio.timeout(1):
+                    await connection.close()
+            except (TimeoutError, OSError, aio_pika.exceptions.AMQPError):
+                pass  # the broker sees the socket close when the process ends
+
+    async def __aenter__(self) -> Self:
+        """Return itself; nothing is opened."""
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Close the connection."""
+        await self.close()
+
+    async def _connected(self) -> AbstractConnection:
+        async with self._connecting:
+            if not self._is_open():
+                self._connection = None
+                async with asyncio.timeout(CONNECT_TIMEOUT):
+                    self._connection = await aio_pika.connect(
+                        self._url, client_properties={"connection_name": self._name}
+                    )
+            assert self._connection is not None
+            return self._connection
+
+    def _is_open(self) -> bool:
+        transport = self._connection.transport if self._connection is not None else None
+        return transport is not None and not transport.connection.is_closed

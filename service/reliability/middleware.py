@@ -1,0 +1,161 @@
+"""The path of a message in, top to bottom: envelope, decode, begin, claim, handler, commit, settle.
+
+Every delivery leaves through `Settlement`; no exception of a handler, of the framework or of the database gets past
+`_execute`. Only the cancellation of the task does, and then the delivery is unsettled and comes again.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import structlog
+from aio_pika import IncomingMessage
+from faststream import BaseMiddleware
+from faststream.message import StreamMessage
+
+from service.reliability.barrier import Barrier, no_barrier
+from service.reliability.envelope import Envelope, digest, identify, read_envelope
+from service.reliability.errors import DatabaseUnavailableError, HandlerTimeoutError, PermanentError
+from service.reliability.inbound import Inbound, Subscription, _current
+from service.reliability.inbox import Claim
+from service.reliability.outcome import Ack, Outcome, Park, Reason, Return
+from service.reliability.retry import backoff, diagnose
+from service.reliability.settlement import Settlement
+from service.reliability.stopping import Stopping
+from service.reliability.unit_of_work import Transactions
+from service.telemetry import Metrics
+
+Next = Callable[[StreamMessage[Any]], Awaitable[Any]]
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Reliability:
+    """Makes the middleware of each delivery; what they share is here.
+
+    Attributes:
+        inbound: the subscribers, for the consumer names.
+        transactions: opens the handler's transaction.
+        settlement: tells the broker.
+        metrics: handler durations and held deliveries.
+        handler_timeout: for claim, handler and commit together; then rolled back and an attempt spent.
+        max_body_bytes: larger bodies are parked unparsed.
+        slots: handlers at once; deliveries wait in front of it without a database connection.
+        jitter: a number in [0, 1), for pauses.
+        stopping: once set, no further handler starts.
+    """
+
+    inbound: Inbound
+    transactions: Transactions[Any]
+    settlement: Settlement
+    metrics: Metrics
+    handler_timeout: timedelta
+    max_body_bytes: int
+    slots: asyncio.Semaphore
+    jitter: Callable[[], float]
+    stopping: Stopping = field(default_factory=Stopping)
+    barrier: Barrier = no_barrier
+    first_pause: timedelta = timedelta(milliseconds=500)
+    longest_pause: timedelta = timedelta(seconds=5)
+
+    def __call__(self, message: IncomingMessage, /, *, context: Any) -> "DeliveryMiddleware":
+        """Return the middleware of one delivery: FastStream calls this for each."""
+        return DeliveryMiddleware(self, message, context=context)
+
+    async def process(
+        self, call_next: Next, message: StreamMessage[IncomingMessage], subscription: Subscription
+    ) -> None:
+        """Execute a delivery and settle it."""
+        envelope = read_envelope(message.raw_message, self.inbound.family.policy.max_attempts)
+        async with self.slots:
+            outcome = await self._execute(call_next, message, envelope, subscription)
+        await self.settlement.settle(message.raw_message, envelope, outcome)
+
+    async def _execute(
+        self, call_next: Next, message: StreamMessage[IncomingMessage], envelope: Envelope, subscription: Subscription
+    ) -> Outcome:
+        """Return how the delivery ends; wait out an outage, which is not the message's fault."""
+        try:
+            if len(message.body) > self.max_body_bytes:
+                raise PermanentError(Reason.TOO_LARGE, f"the body has more than {self.max_body_bytes} bytes")
+            message_id = identify(envelope)
+            await message.decode()
+            content = digest(subscription.event_type, message.body)
+        except Exception as error:
+            return _unexecuted(error, envelope)
+        outages = 0
+        while not self.stopping.is_set():
+            try:
+                with self.metrics.handler_seconds.labels(subscription.consumer).time():
+                    return await self._transact(
+                        call_next, message, envelope, subscription.consumer, message_id, content
+                    )
+            except DatabaseUnavailableError as error:
+                outages += 1
+                self.metrics.outages.inc()
+                log.warning("delivery_held", message_id=message_id, outages=outages, explanation=str(error))
+                await self.stopping.pause(
+                    backoff(outages, self.jitter(), first=self.first_pause, longest=self.longest_pause)
+                )
+            except Exception as error:
+                return self.inbound.family.policy.decide(error, envelope.attempt)
+        return Return()
+
+    async def _transact(
+        self,
+        call_next: Next,
+        message: StreamMessage[IncomingMessage],
+        envelope: Envelope,
+        consumer: str,
+        message_id: str,
+        content: bytes,
+    ) -> Outcome:
+        try:
+            async with (
+                asyncio.timeout(self.handler_timeout.total_seconds()) as time,
+                self.transactions.begin(envelope) as work,
+            ):
+                claim = await work.claim(consumer, message_id, content)
+                await self.barrier("claimed")
+                match claim:
+                    case Claim.DUPLICATE:
+                        return Ack(duplicate=True)
+                    case Claim.CONFLICT:
+                        explanation = "the message id was used before, for other content"
+                        return _unexecuted(PermanentError(Reason.MESSAGE_ID_CONFLICT, explanation), envelope)
+                    case Claim.NEW:
+                        token = _current.set(work)
+                        try:
+                            await call_next(message)
+                        finally:
+                            _current.reset(token)
+                        await self.barrier("handled")
+        except TimeoutError:
+            if time.expired():
+                limit = f"{self.handler_timeout.total_seconds():g} s"
+                raise HandlerTimeoutError(f"the handler did not finish within {limit}") from None
+            raise
+        await self.barrier("committed")
+        return Ack()
+
+
+class DeliveryMiddleware(BaseMiddleware[Any, IncomingMessage]):
+    """FastStream's hook around one delivery."""
+
+    def __init__(self, reliability: Reliability, message: IncomingMessage, /, *, context: Any) -> None:
+        """Bind to one delivery."""
+        super().__init__(message, context=context)
+        self._reliability = reliability
+
+    async def consume_scope(self, call_next: Next, msg: StreamMessage[IncomingMessage]) -> None:
+        """Run the delivery through the middleware layer."""
+        subscription = self._reliability.inbound.subscription(self.context.get_local("handler_"))
+        await self._reliability.process(call_next, msg, subscription)
+
+
+def _unexecuted(error: Exception, envelope: Envelope) -> Park:
+    reason = error.reason if isinstance(error, PermanentError) else Reason.UNREADABLE
+    return Park(reason, envelope.attempt - 1, diagnose(error))

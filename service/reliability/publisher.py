@@ -1,0 +1,131 @@
+"""Publishing that knows what became of the message: confirms on, mandatory, a deadline on every wait.
+
+Each publish ends in one of four outcomes; only `Confirmed` means that the broker has taken responsibility. Nothing
+that the client library can raise escapes, and no outcome is guessed: an exception whose meaning is unknown is
+`Unconfirmed`.
+"""
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Protocol
+
+from aio_pika import Message
+from aio_pika.abc import AbstractChannel
+from aio_pika.exceptions import DeliveryError, PublishError
+
+from service.reliability.link import BrokerLink
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The broker has it, on disk of a majority where the queue is a quorum queue."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Nobody is bound for this exchange and routing key; the broker does not have it."""
+
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A queue said no (full, no quorum); the broker does not have it."""
+
+    explanation: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unconfirmed:
+    """Unknown: no answer in time, or the connection was lost. The broker may have it."""
+
+    explanation: str
+
+
+Publication = Confirmed | Returned | Refused | Unconfirmed
+
+
+class Publisher(Protocol):
+    """Publishes one message and tells what became of it."""
+
+    async def publish(self, message: Message, exchange: str, routing_key: str) -> Publication:
+        """Publish and wait for the broker's answer; an empty `exchange` is the default exchange."""
+        ...
+
+
+@dataclass(slots=True)
+class ConfirmingPublisher:
+    """Publishes on a channel of its own, never one that consumes: a missing exchange closes the whole channel.
+
+    Attributes:
+        link: the connection to publish on.
+        confirm_timeout: deadline for connecting, sending and the confirm together. The framework ignores the one
+            given to it, and a broker under a memory alarm answers never.
+    """
+
+    link: BrokerLink
+    confirm_timeout: timedelta
+    _channel: AbstractChannel | None = None
+    _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _locks: dict[str, "_KeyLock"] = field(default_factory=lambda: defaultdict(_KeyLock))
+
+    async def publish(self, message: Message, exchange: str, routing_key: str) -> Publication:
+        """Publish and wait for the broker's answer, at most `confirm_timeout`."""
+        try:
+            async with (
+                asyncio.timeout(self.confirm_timeout.total_seconds()),
+                self._alone(message.message_id or ""),
+            ):
+                channel = await self._open_channel()
+                target = (
+                    channel.default_exchange if exchange == "" else await channel.get_exchange(exchange, ensure=False)
+                )
+                await target.publish(message, routing_key, mandatory=True)
+        except PublishError as error:
+            return Returned(f"{_reply(error)} for exchange '{exchange}', routing key '{routing_key}'")
+        except DeliveryError:
+            return Refused(f"refused by a queue behind exchange '{exchange}', routing key '{routing_key}'")
+        except TimeoutError:
+            return Unconfirmed(f"no confirm within {self.confirm_timeout.total_seconds():g} s")
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # A connection that dies by heartbeat cancels what waits on it, in a task that nobody cancelled.
+            return Unconfirmed("the connection was lost")
+        except Exception as error:
+            return Unconfirmed(f"{type(error).__name__}: {error}"[:500])
+        return Confirmed()
+
+    async def _open_channel(self) -> AbstractChannel:
+        async with self._opening:
+            if self._channel is None or self._channel.is_closed:
+                self._channel = await self.link.channel(confirms=True)
+            return self._channel
+
+    @asynccontextmanager
+    async def _alone(self, message_id: str) -> AsyncIterator[None]:
+        """Let one message of an id be in flight at a time: the client matches returns by id and swaps outcomes."""
+        key = self._locks[message_id]
+        key.users += 1
+        try:
+            async with key.lock:
+                yield
+        finally:
+            key.users -= 1
+            if not key.users:
+                del self._locks[message_id]
+
+
+@dataclass(slots=True)
+class _KeyLock:
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
+def _reply(error: PublishError) -> str:
+    return str(getattr(error.frame, "reply_text", "") or "returned")

@@ -1,0 +1,206 @@
+"""The one place that tells the broker how a delivery ended.
+
+The order is what keeps messages: a successor (the copy for a wait queue or for parking) is confirmed by the broker
+before the original is acked. A successor that is not confirmed is held and published again, for as long as it takes;
+the delivery is never rejected and never dropped. Only the loss of the delivery's own channel ends that: the broker
+then delivers the original again.
+"""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any, assert_never
+
+import structlog
+from aio_pika import DeliveryMode, IncomingMessage, Message
+from aio_pika.exceptions import AMQPError
+from pamqp import encode
+
+from service.reliability.barrier import Barrier, no_barrier
+from service.reliability.envelope import Envelope, parked_headers, waiting_headers
+from service.reliability.outcome import Ack, Outcome, Park, Retry, Return
+from service.reliability.publisher import Confirmed, Publisher, Returned
+from service.reliability.retry import backoff
+from service.reliability.stopping import Stopping
+from service.reliability.topology import QueueFamily
+from service.telemetry import Metrics
+
+HEADERS_LIMIT = 64 * 1024
+"""Bytes of a successor's headers. All properties must fit one frame of 128 KiB, or the broker closes the connection."""
+
+log = structlog.get_logger(__name__)
+
+
+async def _nothing_to_repair() -> None:
+    return
+
+
+@dataclass(slots=True)
+class Settlement:
+    """Acts on outcomes for one queue family.
+
+    Attributes:
+        family: decides the wait queues and the parking queue.
+        publisher: for successors; not on the connection that consumes.
+        metrics: counts what was settled how.
+        now: the clock, for `x-parked-at`.
+        jitter: a number in [0, 1), for pauses.
+        stopping: once set, a successor is tried once and not held; what is unsettled goes back with the channel.
+        repair: called when a successor's queue is gone: declares the topology again.
+        barrier: where crash tests stop the process.
+    """
+
+    family: QueueFamily
+    publisher: Publisher
+    metrics: Metrics
+    now: Callable[[], datetime]
+    jitter: Callable[[], float]
+    stopping: Stopping = field(default_factory=Stopping)
+    repair: Callable[[], Awaitable[None]] = _nothing_to_repair
+    barrier: Barrier = no_barrier
+    first_pause: timedelta = timedelta(seconds=1)
+    longest_pause: timedelta = timedelta(seconds=30)
+
+    async def settle(self, message: IncomingMessage, envelope: Envelope, outcome: Outcome) -> None:
+        """Tell the broker; return when the delivery is settled or its channel is lost."""
+        match outcome:
+            case Ack():
+                await self._finish(message, envelope, outcome, message.ack)
+            case Retry(delay=delay):
+                headers = waiting_headers(envelope, outcome)
+                if await self._hand_over(message, envelope, headers, self.family.wait(delay)):
+                    await self._finish(message, envelope, outcome, message.ack)
+            case Park():
+                headers = parked_headers(envelope, outcome, self.family.work, self.now())
+                if await self._hand_over(message, envelope, headers, self.family.parking):
+                    await self._finish(message, envelope, outcome, message.ack)
+            case Return():
+                await self._finish(message, envelope, outcome, lambda: message.nack(requeue=True))
+            case _:
+                assert_never(outcome)
+
+    async def _hand_over(
+        self, message: IncomingMessage, envelope: Envelope, headers: dict[str, Any], queue: str
+    ) -> bool:
+        """Publish the successor until the broker has confirmed it; tell whether it has."""
+        failures = 0
+        while not _is_lost(message):
+            publication = await self.publisher.publish(successor(message, envelope, headers), "", queue)
+            if isinstance(publication, Confirmed):
+                await self.barrier("successor-confirmed")
+                return True
+            failures += 1
+            self.metrics.successors_refused.labels(queue).inc()
+            log.warning(
+                "successor_held",
+                queue=queue,
+                message_id=envelope.message_id,
+                failures=failures,
+                publication=type(publication).__name__,
+                explanation=publication.explanation,
+            )
+            if self.stopping.is_set():
+                break
+            if isinstance(publication, Returned):
+                await self._try_to_repair()
+            await self.stopping.pause(
+                backoff(failures, self.jitter(), first=self.first_pause, longest=self.longest_pause)
+            )
+        log.warning(
+            "delivery_left_unsettled", message_id=envelope.message_id, explanation="the broker delivers it again"
+        )
+        return False
+
+    async def _try_to_repair(self) -> None:
+        try:
+            await self.repair()
+        except Exception as error:
+            log.warning("topology_repair_failed", error=type(error).__name__, explanation=str(error))
+
+    async def _finish(
+        self, message: IncomingMessage, envelope: Envelope, outcome: Outcome, tell: Callable[[], Awaitable[None]]
+    ) -> None:
+        name = _outcome_name(outcome)
+        try:
+            await tell()
+        except (AMQPError, OSError, RuntimeError) as error:
+            log.warning(
+                "settlement_lost",
+                outcome=name,
+                message_id=envelope.message_id,
+                error=type(error).__name__,
+                explanation="the delivery's channel is gone: the broker delivers it again, and the inbox recognises it",
+            )
+            return
+        # A producer's invented types must not become label values without end.
+        known = envelope.type if envelope.type in self.family.keys else "other"
+        self.metrics.deliveries.labels(known, name).inc()
+        _log_settled(envelope, outcome, name)
+
+
+def successor(message: IncomingMessage, envelope: Envelope, headers: dict[str, Any]) -> Message:
+    """Return the copy that goes to another queue of ours: same body and identity, other headers.
+
+    Not carried over: expiration (it would expire in parking), user_id (the broker compares it with our connection),
+    reply_to, priority. Headers that cannot be sent again, or not together, are left out rather than the message.
+    """
+    if not _fits(headers):
+        dropped = envelope.headers.keys()
+        headers = {name: value for name, value in headers.items() if name not in dropped}
+    return Message(
+        message.body,
+        headers=headers,
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
+        delivery_mode=DeliveryMode.PERSISTENT,
+        correlation_id=message.correlation_id,
+        message_id=message.message_id,
+        timestamp=message.timestamp,
+        type=envelope.type,
+        app_id=message.app_id,
+    )
+
+
+def _fits(headers: dict[str, Any]) -> bool:
+    try:
+        return len(encode.field_table(headers)) <= HEADERS_LIMIT
+    except Exception:
+        return False
+
+
+def _is_lost(message: IncomingMessage) -> bool:
+    try:
+        return message.channel.is_closed
+    except RuntimeError:  # aio-pika raises ChannelInvalidStateError, a RuntimeError, for a closed channel
+        return True
+
+
+def _outcome_name(outcome: Outcome) -> str:
+    match outcome:
+        case Ack(duplicate=duplicate):
+            return "duplicate" if duplicate else "processed"
+        case Retry():
+            return "retried"
+        case Park():
+            return "parked"
+        case Return():
+            return "returned"
+        case _:
+            assert_never(outcome)
+
+
+def _log_settled(envelope: Envelope, outcome: Outcome, name: str) -> None:
+    fields: dict[str, Any] = {"message_id": envelope.message_id, "type": envelope.type, "attempt": envelope.attempt}
+    match outcome:
+        case Retry(delay=delay, diagnosis=diagnosis):
+            fields |= {
+                "delay": delay.total_seconds(),
+                "error": diagnosis.exception_type,
+                "explanation": diagnosis.explanation,
+            }
+            log.warning("message_retried", **fields)
+        case Park(reason=reason, diagnosis=diagnosis):
+            fields |= {"reason": str(reason), "error": diagnosis.exception_type, "explanation": diagnosis.explanation}
+            log.warning("message_parked", **fields)
+        case _:
+            log.info("delivery_settled", outcome=name, **fields)

@@ -1,0 +1,165 @@
+"""One message, one transaction: what a handler may do in it, and how it ends.
+
+Whoever opens the transaction commits it: `Transactions.begin` does, handlers and `append` never do. Leaving the block
+by an exception rolls everything back: the claim, the business rows and the events together.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from typing import Generic, Protocol, TypeVar
+
+import asyncpg
+
+from service.reliability import inbox, outbox
+from service.reliability.connection import Connection
+from service.reliability.envelope import Envelope
+from service.reliability.errors import DatabaseUnavailableError, TransactionAbortedError
+from service.reliability.inbox import Claim
+from service.reliability.outbox import Event
+from service.reliability.retry import is_outage, sqlstate
+
+ACQUIRE_TIMEOUT = 10.0
+"""Seconds to get a connection: the pool has one for each handler, so more means that the database is away."""
+
+
+class UnitOfWork(Protocol):
+    """What the middleware and every handler need of a transaction."""
+
+    async def claim(self, consumer: str, message_id: str, digest: bytes) -> Claim:
+        """Claim the message for `consumer`: the transaction's first statement."""
+        ...
+
+    async def append(self, event: Event) -> None:
+        """Append an event that leaves if and only if the transaction commits."""
+        ...
+
+
+W = TypeVar("W", bound=UnitOfWork)
+W_co = TypeVar("W_co", bound=UnitOfWork, covariant=True)
+
+
+class Transactions(Protocol[W_co]):
+    """Opens transactions."""
+
+    def begin(self, cause: Envelope) -> AbstractAsyncContextManager[W_co]:
+        """Open a transaction for the message `cause`; commit at the end of the block, roll back on an exception."""
+        ...
+
+
+class PostgresUnitOfWork:
+    """A transaction in PostgreSQL; applications derive from it and add their repositories.
+
+    Attributes:
+        connection: inside the transaction; handlers may execute anything on it but commit and rollback.
+    """
+
+    def __init__(self, connection: Connection, cause: Envelope, exchange: str) -> None:
+        """Bind to an open transaction.
+
+        Args:
+            connection: inside the transaction.
+            cause: the message being processed; events carry its ids.
+            exchange: where events are published.
+        """
+        self.connection = connection
+        self.has_events = False
+        self._cause = cause
+        self._exchange = exchange
+
+    async def claim(self, consumer: str, message_id: str, digest: bytes) -> Claim:
+        """Claim the message for `consumer`."""
+        return await inbox.claim(self.connection, consumer, message_id, digest)
+
+    async def append(self, event: Event) -> None:
+        """Append an event to the outbox."""
+        await outbox.append(self.connection, event, self._exchange, identity_headers(self._cause, event))
+        self.has_events = True
+
+
+def identity_headers(cause: Envelope, event: Event) -> dict[str, str | int]:
+    """Return what an event tells of the message that caused it; `correlation-id` leaves as a property."""
+    headers: dict[str, str | int] = {"schema-version": event.schema_version}
+    if cause.message_id is not None:
+        headers["causation-id"] = cause.message_id
+    if correlation_id := cause.correlation_id or cause.message_id:
+        headers["correlation-id"] = correlation_id
+    if cause.traceparent is not None:
+        headers["traceparent"] = cause.traceparent
+    return headers
+
+
+P = TypeVar("P", bound=PostgresUnitOfWork)
+
+
+class PostgresTransactions(Generic[P]):
+    """Opens READ COMMITTED transactions on a pool."""
+
+    def __init__(
+        self, pool: asyncpg.Pool, work: Callable[[Connection, Envelope], P], committed: Callable[[], None]
+    ) -> None:
+        """Bind to a pool.
+
+        Args:
+            pool: one connection for each handler that may run at once.
+            work: makes the unit of work from an open transaction and the message it processes.
+            committed: called after a commit that stored events: wakes the relay.
+        """
+        self._pool = pool
+        self._work = work
+        self._committed = committed
+
+    @asynccontextmanager
+    async def begin(self, cause: Envelope) -> AsyncIterator[P]:
+        """Open a transaction for the message `cause`; commit at the end of the block, roll back on an exception.
+
+        Raises:
+            DatabaseUnavailableError: the database is away. Where that happened during COMMIT the outcome is unknown,
+                and the inbox tells at the next execution.
+            TransactionAbortedError: the handler swallowed a statement's error; nothing was stored.
+        """
+        async with self._connection() as connection:
+            work = self._work(connection, cause)
+            try:
+                # "begin" without a level would take the role's default, under which a claim may not see the winner.
+                await connection.execute("begin isolation level read committed")
+                yield work
+                # COMMIT of an aborted transaction succeeds and answers ROLLBACK.
+                if await connection.execute("commit") != "COMMIT":
+                    raise TransactionAbortedError("COMMIT answered ROLLBACK: a statement's error was swallowed")
+            except BaseException as error:
+                usable = await _rolled_back(connection)
+                if isinstance(error, Exception) and (is_outage(error) or not usable):
+                    raise DatabaseUnavailableError(_outage(error)) from error
+                raise
+        if work.has_events:
+            self._committed()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncIterator[Connection]:
+        try:
+            connection = await self._pool.acquire(timeout=ACQUIRE_TIMEOUT)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            raise DatabaseUnavailableError(_outage(error)) from error
+        try:
+            yield connection
+        finally:
+            with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+                await self._pool.release(connection)
+
+
+async def _rolled_back(connection: Connection) -> bool:
+    """Roll back; tell whether the connection is still of use."""
+    if connection.is_closed():
+        return False
+    try:
+        if connection.is_in_transaction():
+            await connection.execute("rollback", timeout=ACQUIRE_TIMEOUT)
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        connection.terminate()
+        return False
+    return not connection.is_closed()
+
+
+def _outage(error: BaseException) -> str:
+    state = sqlstate(error)
+    return f"the database is not available ({type(error).__name__}{f', SQL state {state}' if state else ''})"

@@ -1,0 +1,165 @@
+"""Settings from the environment (prefix `BILLING_`) and `.env`: read once at the start, passed down as values.
+
+Durations are seconds and retentions are days, as each description says; lists are comma-separated. A wrong value stops
+the start with one line that names the setting and what is allowed, and never shows a value, since it may be a secret.
+"""
+
+from datetime import timedelta
+from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
+
+from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+PREFIX = "BILLING_"
+
+SHORTEST_DELAY, LONGEST_DELAY = timedelta(milliseconds=10), timedelta(days=1)
+
+
+def _seconds(value: Any) -> Any:
+    return timedelta(seconds=_number(value)) if isinstance(value, (str, int, float)) else value
+
+
+def _days(value: Any) -> Any:
+    return timedelta(days=_number(value)) if isinstance(value, (str, int, float)) else value
+
+
+def _number(value: str | float) -> float:
+    try:
+        number = float(value)
+    except ValueError:
+        raise ValueError("must be a number") from None
+    if not 0 <= number <= 1e9:
+        raise ValueError("must be a number from 0 to 1000000000")
+    return number
+
+
+Seconds = Annotated[timedelta, BeforeValidator(_seconds)]
+Days = Annotated[timedelta, BeforeValidator(_days)]
+
+
+class SettingsError(Exception):
+    """A setting is wrong; the text is one line for the person who starts the service."""
+
+
+class Settings(BaseSettings):
+    """Everything that can be configured, with units, ranges and defaults."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=PREFIX, env_file=".env", extra="ignore", hide_input_in_errors=True, frozen=True
+    )
+
+    database_url: SecretStr = Field(
+        SecretStr("postgresql://billing:billing@127.0.0.1:5432/billing"),
+        description="postgresql://user:password@host:port/database",
+    )
+    rabbitmq_url: SecretStr = Field(
+        SecretStr("amqp://billing:billing@127.0.0.1:5672/billing"),
+        description="amqp:// or amqps://user:password@host:port/vhost",
+    )
+    prefetch: int = Field(
+        100,
+        ge=1,
+        le=65535,
+        description="unsettled deliveries the broker may send ahead, 1 to 65535: 100 to 300 for throughput, 1 is the "
+        "cautious extreme; measure",
+    )
+    concurrency: int = Field(
+        20, ge=1, le=500, description="handlers at once, 1 to 500; the connection pool is sized from it"
+    )
+    max_attempts: int = Field(
+        5, ge=1, le=100, description="executions of a failing message before it is parked, 1 to 100"
+    )
+    retry_strategy: Literal["staged"] = Field("staged", description="'staged'")
+    retry_delays: Annotated[tuple[Seconds, ...], NoDecode] = Field(
+        (timedelta(seconds=5), timedelta(seconds=30), timedelta(seconds=120), timedelta(seconds=600)),
+        description="seconds before each further attempt, comma-separated, each from 0.01 to 86400; the last repeats",
+    )
+    handler_timeout: Seconds = Field(
+        timedelta(seconds=30),
+        gt=timedelta(0),
+        le=timedelta(minutes=20),
+        description="seconds, up to 1200: below the broker's 30 minutes",
+    )
+    confirm_timeout: Seconds = Field(
+        timedelta(seconds=5), gt=timedelta(0), le=timedelta(minutes=5), description="seconds, up to 300"
+    )
+    shutdown_timeout: Seconds = Field(
+        timedelta(seconds=20), ge=timedelta(seconds=1), le=timedelta(hours=1), description="seconds, 1 to 3600"
+    )
+    relay: Literal["on", "off"] = Field("on", description="'on' or 'off'")
+    relay_poll_interval: Seconds = Field(
+        timedelta(seconds=1), ge=timedelta(milliseconds=50), le=timedelta(seconds=10), description="seconds, 0.05 to 10"
+    )
+    relay_batch: int = Field(500, ge=1, le=10_000, description="events read at once, 1 to 10000")
+    relay_window: int = Field(100, ge=1, le=1000, description="publishes in flight at once, 1 to 1000")
+    inbox_retention: Days = Field(timedelta(days=30), gt=timedelta(0), description="days")
+    outbox_retention: Days = Field(timedelta(days=7), gt=timedelta(0), description="days")
+    replay_horizon: Days = Field(timedelta(days=14), ge=timedelta(0), description="days")
+    topology: Literal["declare", "verify"] = Field("declare", description="'declare' or 'verify'")
+    max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="bytes, from 1024")
+    http_host: str = Field("127.0.0.1", min_length=1, description="an address to listen on")
+    http_port: int = Field(8000, ge=0, le=65535, description="0 to 65535, 0 takes a free one")
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
+    log_format: Literal["console", "json"] = Field("console", description="'console' or 'json'")
+
+    @field_validator("retry_delays", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+
+    @field_validator("retry_delays")
+    @classmethod
+    def _in_range(cls, delays: tuple[timedelta, ...]) -> tuple[timedelta, ...]:
+        if not delays or not all(SHORTEST_DELAY <= delay <= LONGEST_DELAY for delay in delays):
+            raise ValueError("a delay is out of range")
+        return delays
+
+    @field_validator("database_url", "rabbitmq_url")
+    @classmethod
+    def _is_url(cls, url: SecretStr, info: Any) -> SecretStr:
+        schemes = ("postgresql",) if info.field_name == "database_url" else ("amqp", "amqps")
+        try:
+            parts = urlsplit(url.get_secret_value())
+            valid = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        except ValueError:
+            valid = False
+        if not valid:
+            raise ValueError("not such an address; percent-encode special characters of the password")
+        return url
+
+    @model_validator(mode="after")
+    def _retentions_agree(self) -> Self:
+        longest_retry = sum((self.delay(n) for n in range(1, self.max_attempts)), timedelta())
+        if self.inbox_retention < self.replay_horizon + longest_retry:
+            raise ValueError(
+                f"{PREFIX}INBOX_RETENTION must be at least {PREFIX}REPLAY_HORIZON plus the longest retry "
+                f"({longest_retry.total_seconds():g} s): a replay after the inbox forgot would have a second effect"
+            )
+        return self
+
+    def delay(self, attempt: int) -> timedelta:
+        """Return the delay after the given attempt."""
+        return self.retry_delays[min(attempt, len(self.retry_delays)) - 1]
+
+
+def load_settings() -> Settings:
+    """Read the settings from the environment and `.env`.
+
+    Raises:
+        SettingsError: in one line, every setting that is wrong and what is allowed.
+    """
+    try:
+        return Settings()
+    except ValidationError as error:
+        problems = [_problem(e) for e in error.errors(include_input=False, include_url=False, include_context=False)]
+        raise SettingsError("; ".join(dict.fromkeys(problems))) from None
+
+
+def _problem(error: Any) -> str:
+    message = error["msg"].removeprefix("Value error, ")
+    if not error["loc"]:
+        return message
+    name = str(error["loc"][0])
+    allowed = Settings.model_fields[name].description
+    return f"{PREFIX}{name.upper()}: {message}; allowed: {allowed}"
