@@ -22,6 +22,7 @@ from service.health import Health
 from service.http import serve, web_application
 from service.reliability import outbox, topology
 from service.reliability.barrier import Barrier, no_barrier
+from service.reliability.connection import Connection
 from service.reliability.consumer import Consumer
 from service.reliability.envelope import Envelope
 from service.reliability.errors import TopologyError
@@ -39,13 +40,16 @@ from service.reliability.unit_of_work import PostgresTransactions, PostgresUnitO
 from service.settings import Settings
 from service.telemetry import Metrics
 
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=250), timedelta(seconds=3)
+"""Between attempts to reach a server at the start, doubling."""
+
 log = structlog.get_logger(__name__)
 
 
 class BillingUnitOfWork(PostgresUnitOfWork):
     """A transaction with the invoices in it."""
 
-    def __init__(self, connection: asyncpg.Connection, cause: Envelope) -> None:
+    def __init__(self, connection: Connection, cause: Envelope) -> None:
         """Bind to an open transaction."""
         super().__init__(connection, cause, contract.BILLING_EXCHANGE)
         self.invoices = PostgresInvoices(connection)
@@ -86,6 +90,7 @@ class Service:
         """
         self.settings = settings
         self.stopping = Stopping()
+        self._jitter = random.random
         self.metrics = Metrics()
         self.health = Health(self.metrics)
         self.family = orders_family(settings)
@@ -102,7 +107,7 @@ class Service:
             poll=settings.relay_poll_interval,
             batch=settings.relay_batch,
             window=settings.relay_window,
-            jitter=random.random,
+            jitter=self._jitter,
             competes=settings.relay == "on",
             barrier=barrier,
         )
@@ -113,8 +118,8 @@ class Service:
             family=self.family,
             publisher=ConfirmingPublisher(self._publisher_link, settings.confirm_timeout),
             metrics=self.metrics,
-            now=lambda: datetime.now(UTC),
-            jitter=random.random,
+            now=lambda: datetime.now(UTC),  # noqa: TID251 - the one place that reads the clock
+            jitter=self._jitter,
             stopping=self._handlers_stopping,
             repair=self._declare,
             barrier=barrier,
@@ -127,7 +132,7 @@ class Service:
             handler_timeout=settings.handler_timeout,
             max_body_bytes=settings.max_body_bytes,
             slots=asyncio.Semaphore(settings.concurrency),
-            jitter=random.random,
+            jitter=self._jitter,
             stopping=self._handlers_stopping,
             barrier=barrier,
         )
@@ -139,7 +144,7 @@ class Service:
             settlement=settlement,
             declare=self._declare,
             prefetch=settings.prefetch,
-            jitter=random.random,
+            jitter=self._jitter,
         )
         self.health.watch("consumer", self._consumer.is_consuming)
         self.health.watch("database", self._database_answers)
@@ -207,7 +212,7 @@ class Service:
             await link.close()
         self._pool.terminate()
 
-    async def _patiently(self, what: str, attempt: Callable[[], Awaitable[None]]) -> None:
+    async def _patiently(self, server: str, attempt: Callable[[], Awaitable[None]]) -> None:
         """Try until it works or the service is asked to stop; only a wrong topology ends the waiting."""
         failures = 0
         while not self.stopping.is_set():
@@ -218,12 +223,13 @@ class Service:
             except Exception as error:
                 failures += 1
                 log.warning(
-                    f"{what}_not_available", failures=failures, error=type(error).__name__, explanation=str(error)[:300]
+                    "server_not_available",
+                    server=server,
+                    failures=failures,
+                    error=type(error).__name__,
+                    explanation=str(error)[:300],
                 )
-                pause = backoff(
-                    failures, random.random(), first=timedelta(milliseconds=250), longest=timedelta(seconds=3)
-                )
-                await self.stopping.pause(pause)
+                await self.stopping.pause(backoff(failures, self._jitter(), first=FIRST_PAUSE, longest=LONGEST_PAUSE))
         return None
 
     async def _migrate(self) -> None:
@@ -241,7 +247,7 @@ class Service:
             await make(link, whole_topology(self.family))
 
     async def _database_answers(self) -> bool:
-        return await self._pool.fetchval("select 1") == 1
+        return bool(await self._pool.fetchval("select true"))
 
     async def _relay_works(self) -> bool:
         return self._relay.is_alive()

@@ -5,12 +5,14 @@ repository is its output, and the checks fail where it is stale.
 """
 
 from importlib.metadata import version
+from inspect import cleandoc
+from typing import Any
 
 import yaml
 from faststream.rabbit import ExchangeType, RabbitBroker, RabbitExchange
 from faststream.specification import AsyncAPI
-from pydantic import BaseModel
-from schemas import INCOMING, InvoiceCreated, InvoicePaid, InvoiceVoided
+
+from schemas import INCOMING, OUTGOING
 
 ORDERS_EXCHANGE = "orders"
 ORDER_EVENTS = tuple(message.TYPE for message in INCOMING)
@@ -28,32 +30,59 @@ always with the same `message_id`, in commit order for each order.
 number of decimals; timestamps carry an offset. Readers ignore unknown fields.
 """
 
-_EVENTS: tuple[tuple[type[BaseModel], str], ...] = (
-    (InvoiceCreated, "An invoice was issued for an order."),
-    (InvoicePaid, "An invoice was paid."),
-    (InvoiceVoided, "An invoice was voided because its order was cancelled."),
-)
-
 
 def declare_events(broker: RabbitBroker) -> None:
     """Declare the events that leave through the outbox, for the document only: nothing publishes through these."""
     exchange = RabbitExchange(BILLING_EXCHANGE, type=ExchangeType.TOPIC, durable=True, declare=False)
-    for model, description in _EVENTS:
-        event_type: str = model.TYPE  # type: ignore[attr-defined]  # every schema has one
+    for event in OUTGOING:
         broker.publisher(
-            routing_key=event_type,
+            routing_key=event.TYPE,
             exchange=exchange,
-            schema=model,
-            title=event_type,
-            description=description,
+            schema=event,
+            title=event.TYPE,
+            description=event.__doc__,
             persist=True,
             mandatory=True,
         )
 
 
 def asyncapi_yaml(broker: RabbitBroker) -> str:
-    """Return the AsyncAPI 3.0 document of a broker with its subscribers and events declared."""
+    """Return the AsyncAPI 3.0 document of a broker with its subscribers and events declared; the same at every call."""
     specification = AsyncAPI(
         broker, title="Billing", version=version("billing-service"), description=DESCRIPTION, schema_version="3.0.0"
     ).to_specification()
-    return yaml.safe_dump(specification.to_jsonable(), sort_keys=False, allow_unicode=True, width=110)
+    document = {"asyncapi": "3.0.0"} | _tidy(specification.to_jsonable())
+    for part in (document, document["components"]):
+        for name in {"channels", "operations", "messages", "schemas"} & part.keys():
+            part[name] = dict(sorted(part[name].items(), key=_reading_order))
+    return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+
+def _reading_order(entry: tuple[str, object]) -> tuple[int, str]:
+    """Put what belongs to the messages into their order; the framework keeps its subscribers in a set."""
+    name = entry[0].split(":", maxsplit=1)[0]
+    types = [message.TYPE for message in (*INCOMING, *OUTGOING)]
+    return (types.index(name) if name in types else len(types), entry[0])
+
+
+def _tidy(value: Any) -> Any:
+    """Return the document with the indentation of docstrings taken out of its texts."""
+    match value:
+        case dict():
+            return {key: _tidy(item) for key, item in value.items()}
+        case list():
+            return [_tidy(item) for item in value]
+        case str():
+            return cleandoc(value)
+        case _:
+            return value
+
+
+class _Dumper(yaml.SafeDumper):
+    """Writes texts of several lines as blocks, to be read and compared by people."""
+
+
+_Dumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None),
+)

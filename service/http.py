@@ -1,7 +1,9 @@
 """The HTTP side: liveness, readiness, metrics. No page takes input, none shows a payload or a secret."""
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 
 import uvicorn
@@ -44,7 +46,8 @@ class _Server(uvicorn.Server):
     """uvicorn without signal handlers: the service decides when it stops."""
 
     @contextlib.contextmanager
-    def capture_signals(self):  # type: ignore[no-untyped-def]
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
         yield
 
 
@@ -55,9 +58,6 @@ async def serve(application: Starlette, host: str, port: int) -> AsyncIterator[i
     Raises:
         OSError: the address cannot be listened on.
     """
-    import asyncio
-    import socket
-
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:

@@ -29,7 +29,7 @@ def _number(value: str | float) -> float:
         number = float(value)
     except ValueError:
         raise ValueError("must be a number") from None
-    if not 0 <= number <= 1e9:
+    if not 0 <= number <= 1e9:  # noqa: PLR2004 - also refuses nan and infinity, which timedelta cannot hold
         raise ValueError("must be a number from 0 to 1000000000")
     return number
 

@@ -3,13 +3,13 @@
 from typing import Annotated
 
 from faststream import Depends
-from schemas import OrderCancelled, OrderPaid, OrderPlaced
-from service.billing.invoicing import BillingWork
 
+from schemas import OrderCancelled, OrderPaid, OrderPlaced
 from service.billing import invoicing
+from service.billing.invoicing import BillingWork
 from service.reliability.inbound import Inbound, current_unit_of_work
 
-Work = Annotated[BillingWork, Depends(current_unit_of_work)]
+Work = Annotated[BillingWork, Depends(current_unit_of_work, cast=False)]
 
 
 def subscribe(orders: Inbound) -> None:
@@ -33,7 +33,7 @@ def subscribe(orders: Inbound) -> None:
         Amount and currency must be the invoice's, else the message is parked. A payment that overtakes its order
         waits and is tried again.
         """
-        await invoicing.settle_payment(work, payment)
+        await invoicing.pay(work, payment)
 
     @orders.subscriber("order.cancelled", OrderCancelled, consumer="billing.order-cancelled")
     async def order_cancelled(cancellation: OrderCancelled, work: Work) -> None:

@@ -161,7 +161,8 @@ class Consumer:
             try:
                 await subscriber.process_message(message)
             except Exception as error:
-                log.error("delivery_failed", message_id=envelope.message_id, **_fields(diagnose(error)))
+                # Without the traceback: its last line may quote the payload.
+                log.error("delivery_failed", message_id=envelope.message_id, **_fields(diagnose(error)))  # noqa: TRY400
                 await self.settlement.settle(
                     message, envelope, self.inbound.family.policy.decide(error, envelope.attempt)
                 )

@@ -19,6 +19,9 @@ ATTEMPT = "x-attempt"
 ORIGINAL_EXCHANGE = "x-original-exchange"
 ORIGINAL_ROUTING_KEY = "x-original-routing-key"
 
+SHORT_STRING = 255
+"""Bytes that AMQP's short strings hold: names of exchanges, routing keys, ids."""
+
 _NOT_CARRIED = frozenset({"CC", "BCC"})
 """Would make the broker copy the successor to whatever queues the producer named."""
 
@@ -106,6 +109,16 @@ def identify(envelope: Envelope) -> str:
     return envelope.message_id
 
 
+def require_size(body: bytes, limit: int) -> None:
+    """Refuse a body that would take too much memory to parse.
+
+    Raises:
+        PermanentError: it has more than `limit` bytes.
+    """
+    if len(body) > limit:
+        raise PermanentError(Reason.TOO_LARGE, f"the body has {len(body)} bytes, more than {limit}")
+
+
 def require_plain(content_encoding: str | None) -> None:
     """Refuse a body that is said to be compressed.
 
@@ -164,7 +177,7 @@ def _attempt(value: object, max_attempts: int) -> int:
 
 def _text(value: object) -> str | None:
     """Return a header's value where it is text that can be stored and sent on, else None."""
-    if isinstance(value, str) and 0 < len(value.encode("utf-8", "replace")) <= 255 and "\0" not in value:
+    if isinstance(value, str) and 0 < len(value.encode("utf-8", "replace")) <= SHORT_STRING and "\0" not in value:
         return value
     return None
 

@@ -101,10 +101,10 @@ class Inbound:
         These are the steps of the framework's own start, apart from connecting and consuming; without the logger
         every message would fail silently. They are not public: a test holds them to the pinned version.
         """
-        self.broker._setup_logger()
+        self.broker._setup_logger()  # noqa: SLF001
         for subscriber in self._subscribers.values():
-            subscriber._build_fastdepends_model()
-            subscriber._post_start()
+            subscriber._build_fastdepends_model()  # noqa: SLF001
+            subscriber._post_start()  # noqa: SLF001
 
 
 def _decoder(model: type[BaseModel]) -> Callable[[StreamMessage[Any]], Awaitable[BaseModel]]:

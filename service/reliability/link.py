@@ -73,15 +73,14 @@ class BrokerLink:
 
     async def _connected(self) -> AbstractConnection:
         async with self._connecting:
-            if not self._is_open():
-                self._connection = None
-                async with asyncio.timeout(CONNECT_TIMEOUT):
-                    self._connection = await aio_pika.connect(
-                        self._url, client_properties={"connection_name": self._name}
-                    )
-            assert self._connection is not None
-            return self._connection
+            if self._connection is not None and _is_open(self._connection):
+                return self._connection
+            self._connection = None
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                connection = await aio_pika.connect(self._url, client_properties={"connection_name": self._name})
+            self._connection = connection
+            return connection
 
-    def _is_open(self) -> bool:
-        transport = self._connection.transport if self._connection is not None else None
-        return transport is not None and not transport.connection.is_closed
+
+def _is_open(connection: AbstractConnection) -> bool:
+    return connection.transport is not None and not connection.transport.connection.is_closed

@@ -16,7 +16,7 @@ from faststream import BaseMiddleware
 from faststream.message import StreamMessage
 
 from service.reliability.barrier import Barrier, no_barrier
-from service.reliability.envelope import Envelope, digest, identify, read_envelope
+from service.reliability.envelope import Envelope, digest, identify, read_envelope, require_size
 from service.reliability.errors import DatabaseUnavailableError, HandlerTimeoutError, PermanentError
 from service.reliability.inbound import Inbound, Subscription, _current
 from service.reliability.inbox import Claim
@@ -61,7 +61,7 @@ class Reliability:
     first_pause: timedelta = timedelta(milliseconds=500)
     longest_pause: timedelta = timedelta(seconds=5)
 
-    def __call__(self, message: IncomingMessage, /, *, context: Any) -> "DeliveryMiddleware":
+    def __call__(self, message: IncomingMessage | None, /, *, context: Any) -> "DeliveryMiddleware":
         """Return the middleware of one delivery: FastStream calls this for each."""
         return DeliveryMiddleware(self, message, context=context)
 
@@ -79,8 +79,7 @@ class Reliability:
     ) -> Outcome:
         """Return how the delivery ends; wait out an outage, which is not the message's fault."""
         try:
-            if len(message.body) > self.max_body_bytes:
-                raise PermanentError(Reason.TOO_LARGE, f"the body has more than {self.max_body_bytes} bytes")
+            require_size(message.body, self.max_body_bytes)
             message_id = identify(envelope)
             await message.decode()
             content = digest(subscription.event_type, message.body)
@@ -142,10 +141,10 @@ class Reliability:
         return Ack()
 
 
-class DeliveryMiddleware(BaseMiddleware[Any, IncomingMessage]):
+class DeliveryMiddleware(BaseMiddleware[Any, IncomingMessage | None]):
     """FastStream's hook around one delivery."""
 
-    def __init__(self, reliability: Reliability, message: IncomingMessage, /, *, context: Any) -> None:
+    def __init__(self, reliability: Reliability, message: IncomingMessage | None, /, *, context: Any) -> None:
         """Bind to one delivery."""
         super().__init__(message, context=context)
         self._reliability = reliability

@@ -65,17 +65,17 @@ class Settlement:
         """Tell the broker; return when the delivery is settled or its channel is lost."""
         match outcome:
             case Ack():
-                await self._finish(message, envelope, outcome, message.ack)
+                await self._finish(envelope, outcome, message.ack)
             case Retry(delay=delay):
                 headers = waiting_headers(envelope, outcome)
                 if await self._hand_over(message, envelope, headers, self.family.wait(delay)):
-                    await self._finish(message, envelope, outcome, message.ack)
+                    await self._finish(envelope, outcome, message.ack)
             case Park():
                 headers = parked_headers(envelope, outcome, self.family.work, self.now())
                 if await self._hand_over(message, envelope, headers, self.family.parking):
-                    await self._finish(message, envelope, outcome, message.ack)
+                    await self._finish(envelope, outcome, message.ack)
             case Return():
-                await self._finish(message, envelope, outcome, lambda: message.nack(requeue=True))
+                await self._finish(envelope, outcome, lambda: message.nack(requeue=True))
             case _:
                 assert_never(outcome)
 
@@ -117,9 +117,7 @@ class Settlement:
         except Exception as error:
             log.warning("topology_repair_failed", error=type(error).__name__, explanation=str(error))
 
-    async def _finish(
-        self, message: IncomingMessage, envelope: Envelope, outcome: Outcome, tell: Callable[[], Awaitable[None]]
-    ) -> None:
+    async def _finish(self, envelope: Envelope, outcome: Outcome, tell: Callable[[], Awaitable[None]]) -> None:
         name = _outcome_name(outcome)
         try:
             await tell()

@@ -124,8 +124,7 @@ class PostgresTransactions(Generic[P]):
                 await connection.execute("begin isolation level read committed")
                 yield work
                 # COMMIT of an aborted transaction succeeds and answers ROLLBACK.
-                if await connection.execute("commit") != "COMMIT":
-                    raise TransactionAbortedError("COMMIT answered ROLLBACK: a statement's error was swallowed")
+                _require_committed(await connection.execute("commit"))
             except BaseException as error:
                 usable = await _rolled_back(connection)
                 if isinstance(error, Exception) and (is_outage(error) or not usable):
@@ -158,6 +157,11 @@ async def _rolled_back(connection: Connection) -> bool:
         connection.terminate()
         return False
     return not connection.is_closed()
+
+
+def _require_committed(answer: str) -> None:
+    if answer != "COMMIT":
+        raise TransactionAbortedError(f"COMMIT answered {answer}: a statement's error was swallowed")
 
 
 def _outage(error: BaseException) -> str:

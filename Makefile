@@ -1,0 +1,50 @@
+# Each target does what it needs, from nothing. CI runs the same ones.
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+
+# Where no address is set, the local servers are used, with a database and a virtual host of the service's own.
+export BILLING_DATABASE_URL ?= postgresql://billing:billing@127.0.0.1:5432/billing
+export BILLING_RABBITMQ_URL ?= amqp://billing:billing@127.0.0.1:5672/billing
+
+PYTHON ?= python3
+ARGS ?=
+
+.PHONY: help setup servers run test check format asyncapi lock clean
+
+help: ## Say what there is.
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: .venv/.complete ## Make .venv with everything in it, from the hash-pinned lock.
+
+.venv/.complete: requirements-dev.lock pyproject.toml scripts/setup
+	@scripts/setup $(PYTHON)
+
+servers: setup ## Make PostgreSQL and RabbitMQ usable on localhost: find, start or install them.
+	@scripts/servers
+
+run: servers ## Run the service against them, schema migrated, until Ctrl-C.
+	@exec .venv/bin/billing run --migrate
+
+test: servers ## Run all tests against real servers; ARGS are pytest's.
+	.venv/bin/pytest -n 4 $(ARGS)
+
+check: setup ## Lint, format, types, import contracts, and asyncapi.yaml up to date.
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
+	@.venv/bin/billing asyncapi | diff -u asyncapi.yaml - || { echo "asyncapi.yaml is stale: run make asyncapi" >&2; exit 1; }
+
+format: setup ## Format the code.
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+asyncapi: setup ## Generate asyncapi.yaml from the code.
+	.venv/bin/billing asyncapi > asyncapi.yaml
+
+lock: setup ## Pin every version with its hashes; needs the package registry.
+	.venv/bin/python -m pip install --quiet uv
+	scripts/lock .venv/bin/uv
+
+clean: ## Remove what can be made again.
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,48 @@
+"""Run migrations: asynchronous, in one transaction, one instance at a time.
+
+The address comes from `service.database.migrate`, or from BILLING_DATABASE_URL where `alembic` is run by hand. Logging
+is left alone: in-process, the application has set it up.
+"""
+
+import asyncio
+import os
+
+from alembic import context
+from sqlalchemy import Connection, pool, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlmodel import SQLModel
+
+import service.billing.tables
+import service.reliability.tables  # noqa: F401 - defines tables
+
+LOCK_KEY = 0x62696C6C_6D696772
+"""Advisory lock of migrations ("billmigr" in ASCII): instances that start at once wait for each other."""
+
+
+def migrate(connection: Connection) -> None:
+    """Take the lock, then read the revision and bring it up to date, all in one transaction."""
+    connection.execute(text("select pg_advisory_xact_lock(:key)"), {"key": LOCK_KEY})
+    context.configure(
+        connection=connection,
+        target_metadata=SQLModel.metadata,
+        compare_type=True,
+        compare_server_default=True,
+        transactional_ddl=True,
+    )
+    context.run_migrations()
+
+
+async def main() -> None:
+    """Connect and migrate."""
+    address = context.config.attributes.get("url") or os.environ["BILLING_DATABASE_URL"]
+    url = make_url(address).set(drivername="postgresql+asyncpg")
+    engine = create_async_engine(url, poolclass=pool.NullPool, connect_args={"timeout": 10})
+    try:
+        async with engine.begin() as connection:
+            await connection.run_sync(migrate)
+    finally:
+        await engine.dispose()
+
+
+asyncio.run(main())

@@ -1,0 +1,55 @@
+"""The events this service publishes. Strict writers: exactly these fields, in exactly this form.
+
+Amounts are JSON strings with exactly the decimals of their currency; timestamps are in UTC.
+"""
+
+from typing import Annotated, ClassVar
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from schemas.money import Amount, Currency
+from schemas.values import Instant, Text
+
+
+class InvoiceEvent(BaseModel):
+    """What all invoice events have in common."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+    TYPE: ClassVar[str]
+    VERSION: ClassVar[int] = 1
+
+    invoice_id: Annotated[UUID, Field(description="The invoice.")]
+    order_id: Annotated[UUID, Field(description="Its order; events of one order arrive in commit order.")]
+    customer_id: Annotated[Text, Field(description="Who ordered.", examples=["C-1042"])]
+
+
+class InvoiceCreated(InvoiceEvent):
+    """An invoice was issued for an order."""
+
+    TYPE: ClassVar[str] = "invoice.created"
+
+    currency: Currency
+    total: Annotated[Amount, Field(description="The sum of the lines, as a JSON string.", examples=["19.90"])]
+    created_at: Instant
+
+
+class InvoicePaid(InvoiceEvent):
+    """An invoice was paid in full."""
+
+    TYPE: ClassVar[str] = "invoice.paid"
+
+    currency: Currency
+    total: Annotated[Amount, Field(description="What was paid, as a JSON string.", examples=["19.90"])]
+    payment_reference: Annotated[Text, Field(description="As `order.paid` named it.", examples=["PAY-77"])]
+    paid_at: Annotated[Instant, Field(description="As `order.paid` named it, in UTC.")]
+
+
+class InvoiceVoided(InvoiceEvent):
+    """An invoice was voided because its order was cancelled."""
+
+    TYPE: ClassVar[str] = "invoice.voided"
+
+    reason: Annotated[Text, Field(description="As `order.cancelled` named it.", examples=["out of stock"])]
+    voided_at: Annotated[Instant, Field(description="When the order was cancelled, in UTC.")]

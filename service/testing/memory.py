@@ -1,0 +1,105 @@
+"""An in-memory database with the transactions of the real one: what a handler stores is seen only after its commit.
+
+One behaviour suite runs over this and over PostgreSQL. Not emulated: concurrency (transactions run one at a time, so
+nothing is ever waited for), constraints other than those named here, and everything that is SQL.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from uuid import UUID
+
+from service.billing.invoice import Invoice, Line, Status
+from service.reliability.envelope import Envelope
+from service.reliability.inbox import Claim
+from service.reliability.outbox import Event
+
+
+@dataclass(slots=True)
+class MemoryTables:
+    """What is stored."""
+
+    processed: dict[tuple[str, str], bytes] = field(default_factory=dict)
+    events: list[Event] = field(default_factory=list)
+    invoices: dict[UUID, Invoice] = field(default_factory=dict)
+    lines: dict[UUID, tuple[Line, ...]] = field(default_factory=dict)
+
+
+class MemoryInvoices:
+    """The invoices, in memory."""
+
+    def __init__(self, tables: MemoryTables, now: datetime) -> None:
+        """Bind to a transaction's tables."""
+        self._tables = tables
+        self._now = now
+
+    async def issue_if_new(self, invoice: Invoice, lines: tuple[Line, ...]) -> datetime | None:
+        """Store the invoice with its lines, once for each order."""
+        if await self.lock(invoice.order_id) is not None:
+            return None
+        self._tables.invoices[invoice.id] = invoice
+        self._tables.lines[invoice.id] = lines
+        return self._now
+
+    async def lock(self, order_id: UUID) -> Invoice | None:
+        """Return the order's invoice."""
+        return next((i for i in self._tables.invoices.values() if i.order_id == order_id), None)
+
+    async def lines(self, invoice_id: UUID) -> tuple[Line, ...]:
+        """Return an invoice's lines in their order."""
+        return self._tables.lines[invoice_id]
+
+    async def mark_paid(self, invoice_id: UUID, reference: str, paid_at: datetime) -> None:  # noqa: ARG002 - the real one stores it
+        """Mark an invoice paid."""
+        invoice = self._tables.invoices[invoice_id]
+        self._tables.invoices[invoice_id] = replace(invoice, status=Status.PAID, payment_reference=reference)
+
+    async def mark_void(self, invoice_id: UUID, reason: str, voided_at: datetime) -> None:  # noqa: ARG002 - the real one stores them
+        """Mark an invoice void."""
+        self._tables.invoices[invoice_id] = replace(self._tables.invoices[invoice_id], status=Status.VOID)
+
+
+class MemoryUnitOfWork:
+    """One transaction."""
+
+    def __init__(self, tables: MemoryTables, now: datetime) -> None:
+        """Bind to a transaction's tables."""
+        self._tables = tables
+        self.invoices = MemoryInvoices(tables, now)
+
+    async def claim(self, consumer: str, message_id: str, digest: bytes) -> Claim:
+        """Claim the message for `consumer`."""
+        stored = self._tables.processed.setdefault((consumer, message_id), b"")
+        if not stored:
+            self._tables.processed[consumer, message_id] = digest
+            return Claim.NEW
+        return Claim.DUPLICATE if stored == digest else Claim.CONFLICT
+
+    async def append(self, event: Event) -> None:
+        """Append an event."""
+        self._tables.events.append(event)
+
+
+@dataclass(slots=True)
+class MemoryDatabase:
+    """Opens transactions.
+
+    Attributes:
+        now: the database's clock.
+        tables: what was committed.
+    """
+
+    now: datetime
+    tables: MemoryTables = field(default_factory=MemoryTables)
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @asynccontextmanager
+    async def begin(self, cause: Envelope) -> AsyncIterator[MemoryUnitOfWork]:  # noqa: ARG002 - the real one stores its ids
+        """Open a transaction; commit at the end of the block, roll back on an exception."""
+        async with self._turn:
+            tables = deepcopy(self.tables)
+            yield MemoryUnitOfWork(tables, self.now)
+            self.tables = tables

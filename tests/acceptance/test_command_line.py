@@ -1,0 +1,172 @@
+"""The command line as people and programs use it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.orders import placed
+from tests.support.process import ServiceProcess
+from tests.support.rabbit import Rabbit
+from tests.support.waiting import eventually
+
+PROJECT = Path(__file__).parents[2]
+SECRET = "S3cr3t-pass"
+
+
+def billing(*arguments: str, environment: dict[str, str], stdin: bytes = b"") -> subprocess.CompletedProcess[str]:
+    """Run the command line to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "service", *arguments],
+        env={"PATH": "/usr/bin:/bin"} | environment,
+        input=stdin,
+        capture_output=True,
+        timeout=60,
+        check=False,
+        cwd=PROJECT,
+    )
+    return subprocess.CompletedProcess(done.args, done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+async def test_published_samples_are_processed(
+    service: ServiceProcess, environment: dict[str, str], rabbit: Rabbit
+) -> None:
+    """`publish` is confirmed and tells the message ids, one a line."""
+    done = billing("publish", "order.placed", "--count", "3", environment=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    records = await service.logged("delivery_settled", times=3)
+    assert {record["message_id"] for record in records} == set(done.stdout.split())
+
+
+async def test_a_body_from_a_file_is_sent_as_it_is(
+    service: ServiceProcess, environment: dict[str, str], rabbit: Rabbit, tmp_path: Path
+) -> None:
+    """So that wrong ones can be tried, from a file and from standard input."""
+    body = tmp_path / "body.json"
+    body.write_bytes(b"{wrong")
+    assert billing("publish", "order.placed", str(body), environment=environment).returncode == 0
+    assert billing("publish", "order.placed", "-", environment=environment, stdin=placed("x")[1]).returncode == 0
+    await eventually(lambda: rabbit.count("orders.parking"), lambda n: n == 2)
+
+    listed = billing("parking", "list", "--json", environment=environment)
+    assert listed.returncode == 0
+    report = json.loads(listed.stdout)
+    assert report["total"] == 2
+    assert report["reasons"] == {"unreadable": 1, "invalid": 1}
+    assert {message["attempts"] for message in report["messages"]} == {0}
+    for _ in range(25):
+        again = json.loads(billing("parking", "list", "--json", environment=environment).stdout)
+        assert again == report
+    assert "2 parked (unreadable: 1, invalid: 1)" in billing("parking", "list", environment=environment).stdout
+
+
+async def test_publishing_where_nothing_is_declared_fails(environment: dict[str, str], rabbit: Rabbit) -> None:
+    """Exit 1 and a line that says what the broker said."""
+    done = billing("publish", "order.placed", environment=environment)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("billing: unconfirmed: ")
+
+
+async def test_topology_is_checked_applied_and_found_right(environment: dict[str, str], rabbit: Rabbit) -> None:
+    """`check` says what is missing and changes nothing; `apply` makes it."""
+    missing = billing("topology", "check", environment=environment)
+    assert missing.returncode == 1
+    assert "queue orders.work: missing" in missing.stderr
+    assert await rabbit.count("orders.work") == -1
+    assert billing("topology", "apply", environment=environment).returncode == 0
+    assert billing("topology", "check", environment=environment).returncode == 0
+
+
+async def test_a_topology_mismatch_stops_the_start(
+    environment: dict[str, str], rabbit: Rabbit, database_url: str
+) -> None:
+    """G16: queue, argument, found, wanted; exit 1; nothing half-consumed."""
+    await rabbit.channel.declare_queue("orders.parking", durable=True, arguments={"x-queue-type": "quorum"})
+    done = billing("run", environment=environment | {"BILLING_HTTP_PORT": "0"})
+    assert done.returncode == 1
+    assert "queue orders.parking: x-overflow: found none, wanted reject-publish" in done.stderr
+    assert await rabbit.consumers("orders.work") == 0
+
+
+async def test_status_tells_queues_outbox_and_relay(
+    service: ServiceProcess, environment: dict[str, str], rabbit: Rabbit
+) -> None:
+    """As JSON for programs, as a table for people."""
+    await rabbit.publish("order.placed", b"{")
+    await eventually(lambda: rabbit.count("orders.parking"), lambda n: n == 1)
+    done = billing("status", "--json", environment=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    report = json.loads(done.stdout)
+    assert report["queues"]["orders.work"] == {"ready": 0, "consumers": 1}
+    assert report["queues"]["orders.parking"] == {"ready": 1, "consumers": 0}
+    assert report["outbox_unsent"] == 0
+    assert report["relay_active"] is True
+    assert "orders.parking" in billing("status", environment=environment).stdout
+
+
+def test_status_without_servers_says_so_and_fails() -> None:
+    """Exit 1, both problems in one line, no traceback."""
+    environment = {
+        "BILLING_DATABASE_URL": f"postgresql://u:{SECRET}@127.0.0.1:1/x",
+        "BILLING_RABBITMQ_URL": f"amqp://u:{SECRET}@127.0.0.1:1/x",
+    }
+    done = billing("status", environment=environment)
+    assert done.returncode == 1
+    assert "the broker cannot be asked" in done.stderr
+    assert "the database cannot be asked" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert SECRET not in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("BILLING_DATABASE_URL", f"mysql://u:{SECRET}@h/x"),
+        ("BILLING_DATABASE_URL", SECRET),
+        ("BILLING_RABBITMQ_URL", f"http://u:{SECRET}@h"),
+        ("BILLING_RABBITMQ_URL", f"amqp://u:{SECRET}@[broken/x"),
+        ("BILLING_PREFETCH", "0"),
+        ("BILLING_RETRY_DELAYS", "5,soon"),
+        ("BILLING_RETRY_STRATEGY", "hope"),
+        ("BILLING_HTTP_PORT", "99999"),
+        ("BILLING_INBOX_RETENTION", "1"),
+    ],
+)
+def test_a_wrong_setting_stops_the_start_with_one_line(name: str, value: str) -> None:
+    """L01: the line names the setting and what is allowed, and no secret, not even another setting's."""
+    urls = {
+        "BILLING_DATABASE_URL": f"postgresql://u:{SECRET}@127.0.0.1:1/x",
+        "BILLING_RABBITMQ_URL": f"amqp://u:{SECRET}@127.0.0.1:1/x",
+    }
+    done = billing("run", environment=urls | {name: value})
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert name in done.stderr
+    assert SECRET not in done.stderr
+
+
+def test_wrong_usage_exits_2() -> None:
+    """And says what is allowed."""
+    done = billing("publish", "order.exploded", environment={})
+    assert done.returncode == 2
+    assert "order.placed" in done.stderr
+
+
+def test_the_asyncapi_document_is_printed_without_any_server_or_setting() -> None:
+    """It is the same everywhere, so that it can be compared with what is committed."""
+    done = billing("asyncapi", environment={"BILLING_MAX_ATTEMPTS": "7"})
+    assert done.returncode == 0
+    assert done.stdout == (PROJECT / "asyncapi.yaml").read_text()
+    for message in (
+        "order.placed",
+        "order.paid",
+        "order.cancelled",
+        "invoice.created",
+        "invoice.paid",
+        "invoice.voided",
+    ):
+        assert message in done.stdout

@@ -1,0 +1,150 @@
+"""G1 to G5 under SIGKILL: the service is stopped at a named point of its paths and killed there."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from tests.support.orders import cancelled, paid, placed
+from tests.support.process import ServiceProcess
+from tests.support.rabbit import EVENTS, Rabbit
+from tests.support.waiting import eventually
+
+ORDER = "5d2e1f0a-0000-4000-8000-000000000001"
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection to the test's database."""
+    connection = await asyncpg.connect(database_url)
+    yield connection
+    await connection.close()
+
+
+async def _killed_at(
+    point: str, environment: dict[str, str], tmp_path: Path, message: tuple[str, bytes], rabbit: Rabbit
+) -> str:
+    """Start a service that holds at `point`, publish, see that it got there, kill it; return the message id."""
+    stopped = ServiceProcess(environment, tmp_path / "stopped.log", ("-m", "tests.support.stopped_at", point)).start()
+    await stopped.ready()
+    message_id = await rabbit.publish(*message)
+    [reached] = await stopped.logged("barrier_reached")
+    assert reached["point"] == point
+    stopped.kill()
+    return message_id
+
+
+@pytest.mark.parametrize("point", ["claimed", "handled", "committed"])
+async def test_a_kill_on_the_way_in_has_one_effect(
+    point: str, environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """E07, E09, I13: killed after the claim, after the handler, after the commit before the ack."""
+    await rabbit.collect_events()
+    await _killed_at(point, environment, tmp_path, placed(ORDER), rabbit)
+    committed = point == "committed"
+    assert await connection.fetchval("select count(*) from invoices") == committed
+    assert await connection.fetchval("select count(*) from outbox_messages") == committed
+    assert await connection.fetchval("select count(*) from processed_messages") == committed
+
+    survivor = await ServiceProcess(environment, tmp_path / "survivor.log").start().ready()
+    await eventually(lambda: rabbit.count(EVENTS), lambda n: n == 1)
+    await survivor.logged("delivery_settled")
+    assert survivor.records("delivery_settled")[0]["outcome"] == ("duplicate" if committed else "processed")
+    assert await survivor.stop() == 0
+    assert await connection.fetchval("select count(*) from invoices") == 1
+    assert await connection.fetchval("select count(*) from outbox_messages") == 1
+    [event] = await rabbit.events()
+    assert json.loads(event.body)["order_id"] == ORDER
+
+
+async def test_a_kill_between_a_successors_confirm_and_the_ack_loses_nothing(
+    environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """G4, G5: the copy waits and the original comes again; one effect, and at most one life more."""
+    await rabbit.collect_events()
+    await _killed_at("successor-confirmed", environment, tmp_path, paid(ORDER, "19.90"), rabbit)
+    survivor = await ServiceProcess(environment, tmp_path / "survivor.log").start().ready()
+    await rabbit.publish(*placed(ORDER))
+    await eventually(lambda: connection.fetchval("select status from invoices"), lambda status: status == "paid")
+    await eventually(lambda: rabbit.count(EVENTS), lambda n: n == 2)
+    await eventually(_nothing_left(rabbit), lambda left: left == 0)
+    assert await survivor.stop() == 0
+    assert await rabbit.count("orders.parking") == 0
+    assert sorted(event.type or "" for event in await rabbit.events()) == ["invoice.created", "invoice.paid"]
+
+
+@pytest.mark.parametrize("point", ["event-sent", "event-confirmed"])
+async def test_a_kill_on_the_way_out_publishes_again_under_the_same_id(
+    point: str, environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """J06: killed after the publish before the confirm was seen, and after the confirm before it was recorded."""
+    await rabbit.collect_events()
+    await _killed_at(point, environment, tmp_path, placed(ORDER), rabbit)
+    await eventually(lambda: rabbit.count(EVENTS), lambda n: n == 1)
+    assert await connection.fetchval("select count(*) from outbox_messages where sent_at is null") == 1
+
+    survivor = await ServiceProcess(environment, tmp_path / "survivor.log").start().ready()
+    await eventually(
+        lambda: connection.fetchval("select count(*) from outbox_messages where sent_at is not null"), lambda n: n == 1
+    )
+    assert await survivor.stop() == 0
+    first, second = await rabbit.events()
+    event_id = str(await connection.fetchval("select id from outbox_messages"))
+    assert first.message_id == second.message_id == event_id
+    assert first.body == second.body
+    assert first.headers == second.headers
+    assert first.properties.timestamp == second.properties.timestamp
+
+
+async def test_fifty_kills_right_after_commit_double_nothing(
+    environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """E09: what one service committed and never acked is a duplicate for the next, for every one of many messages."""
+    await rabbit.collect_events()
+    orders = [f"5d2e1f0a-0000-4000-8000-{number:012d}" for number in range(50)]
+    stopped = ServiceProcess(environment, tmp_path / "stopped.log", ("-m", "tests.support.stopped_at", "committed"))
+    await stopped.start().ready()
+    for order in orders:
+        await rabbit.publish(*placed(order))
+    await eventually(lambda: connection.fetchval("select count(*) from invoices"), lambda n: n >= 20)
+    stopped.kill()
+    survivor = await ServiceProcess(environment, tmp_path / "survivor.log").start().ready()
+    await eventually(_nothing_left(rabbit), lambda left: left == 0)
+    await eventually(
+        lambda: connection.fetchval("select count(*) from outbox_messages where sent_at is not null"), lambda n: n == 50
+    )
+    assert await survivor.stop() == 0
+    assert await connection.fetchval("select count(*) from invoices") == 50
+    events = await rabbit.events()
+    assert len({event.message_id for event in events}) == 50
+    assert sorted(json.loads(event.body)["order_id"] for event in {e.message_id: e for e in events}.values()) == orders
+
+
+async def test_a_cancellation_after_its_order_is_published_once(
+    environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """A kill after the commit of the second event of an order keeps the first in front of it."""
+    await rabbit.collect_events()
+    await rabbit.channel.declare_exchange("orders", "direct", durable=True)
+    first = await ServiceProcess(environment, tmp_path / "first.log").start().ready()
+    await rabbit.publish(*placed(ORDER))
+    await eventually(lambda: rabbit.count(EVENTS), lambda n: n == 1)
+    assert await first.stop() == 0
+    await _killed_at("committed", environment, tmp_path, cancelled(ORDER), rabbit)
+    survivor = await ServiceProcess(environment, tmp_path / "survivor.log").start().ready()
+    await eventually(lambda: rabbit.count(EVENTS), lambda n: n >= 2)
+    await eventually(_nothing_left(rabbit), lambda left: left == 0)
+    assert await survivor.stop() == 0
+    types = list(dict.fromkeys(event.type for event in await rabbit.events()))
+    assert types == ["invoice.created", "invoice.voided"]
+    assert await connection.fetchval("select status from invoices") == "void"
+
+
+def _nothing_left(rabbit: Rabbit):
+    async def read() -> int:
+        queues = ("orders.work", "orders.wait.200ms", "orders.wait.400ms")
+        return sum([max(await rabbit.count(queue), 0) for queue in queues])
+
+    return read

@@ -1,0 +1,269 @@
+"""G3: an event leaves if and only if its transaction committed, at least once, always under the same id."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from service import database
+from service.reliability.link import BrokerLink
+from service.reliability.publisher import ConfirmingPublisher
+from service.reliability.relay import Relay, RelayState
+from service.telemetry import Metrics
+from tests.support.rabbit import EVENTS, Rabbit, close_connections, rabbitmqctl
+from tests.support.waiting import eventually
+
+APPEND = """
+insert into outbox_messages (id, exchange, routing_key, type, key, payload, headers)
+values (gen_random_uuid(), coalesce($2, 'billing'), $1, $1, coalesce($3, 'k'), '{"n": 1}',
+        '{"schema-version": 1, "causation-id": "m-1", "correlation-id": "c-1"}')
+returning id
+"""
+
+
+async def append(
+    connection: asyncpg.Connection,
+    routing_key: str = "invoice.created",
+    exchange: str | None = None,
+    key: str | None = None,
+) -> UUID:
+    """Store an event as a handler would."""
+    return await connection.fetchval(APPEND, routing_key, exchange, key)
+
+
+@asynccontextmanager
+async def relaying(
+    database_url: str, rabbitmq_url: str, *, competes: bool = True, poll: float = 0.2
+) -> AsyncIterator[Relay]:
+    """Run a relay."""
+    async with BrokerLink(rabbitmq_url, "billing-relay") as link:
+        relay = Relay(
+            connect=lambda: database.connect(database_url, "relay"),
+            publisher=ConfirmingPublisher(link, timedelta(seconds=2)),
+            metrics=Metrics(),
+            poll=timedelta(seconds=poll),
+            batch=50,
+            window=10,
+            jitter=random.random,
+            competes=competes,
+        )
+        running = asyncio.create_task(relay.run())
+        try:
+            yield relay
+        finally:
+            relay.stop()
+            await asyncio.wait_for(running, 10)
+
+
+@pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection to the test's database."""
+    connection = await asyncpg.connect(database_url)
+    yield connection
+    await connection.close()
+
+
+async def _sent(connection: asyncpg.Connection) -> int:
+    return await connection.fetchval("select count(*) from outbox_messages where sent_at is not null")
+
+
+async def test_an_event_leaves_as_the_contract_says(
+    database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """The row's id is the message id; persistent; the identity chain is in its headers."""
+    await rabbit.collect_events()
+    event_id = await append(connection)
+    async with relaying(database_url, rabbit.url):
+        await eventually(lambda: _sent(connection), lambda n: n == 1)
+    [event] = await rabbit.events()
+    created_at = await connection.fetchval("select created_at from outbox_messages")
+    assert event.message_id == str(event_id)
+    assert event.delivery_mode == 2
+    assert (event.exchange, event.routing_key, event.type) == ("billing", "invoice.created", "invoice.created")
+    assert (event.content_type, event.app_id, event.correlation_id) == ("application/json", "billing", "c-1")
+    assert event.timestamp == created_at.replace(microsecond=0)
+    assert event.headers == {"schema-version": 1, "causation-id": "m-1"}
+    assert event.body == b'{"n": 1}'
+    row = await connection.fetchrow("select publish_attempts, last_error from outbox_messages")
+    assert tuple(row) == (1, None)
+
+
+async def test_what_nobody_is_bound_for_is_never_marked_sent(
+    database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """The broker returns it: recorded with its reason, tried again, sent once somebody binds; others go on."""
+    await rabbit.channel.declare_exchange("billing", "topic", durable=True)
+    lost = await append(connection)
+    async with relaying(database_url, rabbit.url):
+        await eventually(
+            lambda: connection.fetchval("select publish_attempts from outbox_messages where id = $1", lost),
+            lambda n: n >= 1,
+        )
+        row = await connection.fetchrow(
+            "select sent_at, last_error, available_at > now() as waits from outbox_messages"
+        )
+        assert row["sent_at"] is None
+        assert row["last_error"].startswith("returned: NO_ROUTE")
+        await rabbit.collect_events()
+        await eventually(lambda: _sent(connection), lambda n: n == 1)
+    [event] = await rabbit.events()
+    assert event.message_id == str(lost)
+
+
+async def test_what_a_queue_refuses_is_never_marked_sent(
+    database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """A nack is not a confirm."""
+    await rabbit.channel.declare_exchange("billing", "topic", durable=True)
+    full = await rabbit.channel.declare_queue(
+        "test.full", durable=True, arguments={"x-max-length": 0, "x-overflow": "reject-publish"}
+    )
+    await full.bind("billing", "#")
+    await append(connection)
+    async with relaying(database_url, rabbit.url):
+        await eventually(
+            lambda: connection.fetchval("select last_error from outbox_messages"), lambda error: error is not None
+        )
+    row = await connection.fetchrow("select sent_at, last_error from outbox_messages")
+    assert row["sent_at"] is None
+    assert row["last_error"].startswith("refused: ")
+
+
+async def test_events_of_one_key_leave_in_their_order(
+    database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """One after another within a key, at once between keys, over several batches."""
+    await rabbit.collect_events()
+    ids = [(key, str(await append(connection, key=key))) for _ in range(40) for key in ("a", "b", "c")]
+    async with relaying(database_url, rabbit.url):
+        await eventually(lambda: _sent(connection), lambda n: n == 120)
+    arrived = [event.message_id for event in await rabbit.events()]
+    for key in ("a", "b", "c"):
+        wanted = [i for k, i in ids if k == key]
+        assert [i for i in arrived if i in set(wanted)] == wanted
+
+
+async def test_a_commit_with_a_lower_sequence_that_comes_late_is_sent(
+    database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """I01: nothing remembers the last sequence number."""
+    await rabbit.collect_events()
+    other = await asyncpg.connect(database_url)
+    slow = other.transaction()
+    await slow.start()
+    late = await append(other)
+    early = await append(connection)
+    async with relaying(database_url, rabbit.url):
+        await eventually(lambda: _sent(connection), lambda n: n == 1)
+        await slow.commit()
+        await eventually(lambda: _sent(connection), lambda n: n == 2)
+    await other.close()
+    assert [event.message_id for event in await rabbit.events()] == [str(early), str(late)]
+
+
+async def test_one_relay_is_active_and_another_takes_over_when_its_session_dies(
+    database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """The lock is the session's: whoever loses the connection has lost the role."""
+    await rabbit.collect_events()
+    async with relaying(database_url, rabbit.url) as first:
+        await eventually(_state(first), lambda s: s is RelayState.ACTIVE)
+        async with relaying(database_url, rabbit.url) as second:
+            await eventually(_state(second), lambda s: s is RelayState.STANDBY)
+            assert first.is_alive()
+            assert second.is_alive()
+            await append(connection)
+            await eventually(lambda: _sent(connection), lambda n: n == 1)
+            holder = await connection.fetchval("select pid from pg_locks where locktype = 'advisory' and granted")
+            await connection.execute("select pg_terminate_backend($1)", holder)
+            await append(connection)
+            await eventually(lambda: _sent(connection), lambda n: n == 2, within=5)
+            await eventually(_states(first, second), lambda s: s == {RelayState.ACTIVE, RelayState.STANDBY})
+    assert len(await rabbit.events()) == 2
+
+
+async def test_a_relay_that_stands_by_wakes_the_active_one(
+    database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """A commit in another process is told by NOTIFY, long before the poll."""
+    await rabbit.collect_events()
+    async with (
+        relaying(database_url, rabbit.url, poll=30) as active,
+        relaying(database_url, rabbit.url, poll=30, competes=False) as bystander,
+    ):
+        await eventually(_state(active), lambda s: s is RelayState.ACTIVE)
+        await eventually(_state(bystander), lambda s: s is RelayState.STANDBY)
+        await append(connection)
+        bystander.wake()
+        await eventually(lambda: _sent(connection), lambda n: n == 1, within=5)
+
+
+async def test_a_relay_survives_the_loss_of_its_broker_connection(
+    database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """The rows in flight are unconfirmed, wait, and leave under the same id."""
+    await rabbit.collect_events()
+    async with relaying(database_url, rabbit.url):
+        for _ in range(5):
+            await append(connection)
+            await eventually(
+                lambda: connection.fetchval("select count(*) from outbox_messages where sent_at is null"),
+                lambda n: n == 0,
+            )
+            await asyncio.to_thread(close_connections, rabbit.url, name="billing-relay")
+    assert len({event.message_id for event in await rabbit.events()}) == 5
+
+
+async def test_a_broker_that_answers_never_does_not_hold_the_relay(
+    database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """Under a memory alarm a publish hangs; it is unconfirmed after the time-out, and sent when the alarm is over."""
+    await rabbit.collect_events()
+    rabbitmqctl("set_vm_memory_high_watermark", "absolute", "1MB")
+    try:
+        await append(connection)
+        async with relaying(database_url, rabbit.url):
+            await eventually(
+                lambda: connection.fetchval("select last_error from outbox_messages"),
+                lambda error: error is not None and error.startswith("unconfirmed: no confirm within 2 s"),
+            )
+            assert await _sent(connection) == 0
+            rabbitmqctl("set_vm_memory_high_watermark", "0.6")
+            await eventually(lambda: _sent(connection), lambda n: n == 1)
+    finally:
+        rabbitmqctl("set_vm_memory_high_watermark", "0.6")
+    assert len({event.message_id for event in await rabbit.events()}) == 1
+
+
+async def test_a_row_that_no_client_can_send_does_not_end_the_relay(
+    database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """A routing key over 255 bytes cannot be framed; the others leave."""
+    await rabbit.collect_events()
+    await append(connection, routing_key="x" * 300, key="bad")
+    await append(connection, key="good")
+    async with relaying(database_url, rabbit.url):
+        await eventually(lambda: _sent(connection), lambda n: n == 1)
+        row = await connection.fetchrow("select sent_at, last_error from outbox_messages where key = 'bad'")
+        assert row["sent_at"] is None
+        assert row["last_error"].startswith("unconfirmed: ")
+    assert await rabbit.count(EVENTS) == 1
+
+
+def _state(relay: Relay):
+    async def read() -> RelayState:
+        return relay.state
+
+    return read
+
+
+def _states(*relays: Relay):
+    async def read() -> set[RelayState]:
+        return {relay.state for relay in relays}
+
+    return read

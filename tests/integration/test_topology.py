@@ -1,0 +1,122 @@
+"""The topology on a real broker: made, compared, refused, never changed behind anybody's back."""
+
+from datetime import timedelta
+
+import pytest
+
+from service.app import orders_family, whole_topology
+from service.reliability import topology
+from service.reliability.errors import TopologyError
+from service.reliability.link import BrokerLink
+from tests.support.rabbit import PASSWORD, Rabbit, rabbitmqctl
+from tests.support.stock import settings
+from tests.support.waiting import eventually
+
+WANTED = whole_topology(
+    orders_family(settings("postgresql://localhost/none", "amqp://localhost", retry_delays="5,120"))
+)
+
+
+async def test_declaring_twice_makes_what_the_contract_says(rabbit: Rabbit) -> None:
+    """Names, types and arguments, as the broker tells them."""
+    async with BrokerLink(rabbit.url, "billing-topology") as link:
+        await topology.declare(link, WANTED)
+        await topology.declare(link, WANTED)
+        await topology.check(link, WANTED)
+        await topology.verify(link, WANTED)
+    vhost = rabbit.url.rsplit("/", 1)[1]
+    queues = rabbitmqctl("list_queues", "-p", vhost, "name", "durable", "type").splitlines()
+    assert sorted(line.split("\t") for line in queues if line.startswith("orders")) == [
+        ["orders.parking", "true", "quorum"],
+        ["orders.wait.2m", "true", "quorum"],
+        ["orders.wait.5s", "true", "quorum"],
+        ["orders.work", "true", "quorum"],
+    ]
+    bindings = rabbitmqctl("list_bindings", "-p", vhost, "source_name", "destination_name", "routing_key").splitlines()
+    assert sorted(line for line in bindings if line.startswith("orders\t")) == [
+        "orders\torders.work\torder.cancelled",
+        "orders\torders.work\torder.paid",
+        "orders\torders.work\torder.placed",
+    ]
+
+
+async def test_every_mismatch_is_told_with_queue_argument_found_and_wanted(rabbit: Rabbit) -> None:
+    """All of them at once, so that nobody mends one after the other."""
+    arguments = {
+        "x-queue-type": "quorum",
+        "x-overflow": "reject-publish",
+        "x-delivery-limit": topology.NO_DELIVERY_LIMIT,
+    }
+    dead_letter = {
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "orders.work",
+        "x-dead-letter-strategy": "at-least-once",
+    }
+    await rabbit.channel.declare_queue(
+        "orders.wait.5s", durable=True, arguments=arguments | dead_letter | {"x-message-ttl": 6000}
+    )
+    await rabbit.channel.declare_queue("orders.work", durable=True)
+    await rabbit.channel.declare_exchange("billing", "fanout", durable=True)
+    async with BrokerLink(rabbit.url, "billing-topology") as link:
+        for act in (topology.declare, topology.check):
+            with pytest.raises(TopologyError) as refused:
+                await act(link, WANTED)
+            lines = str(refused.value).splitlines()
+            assert "exchange billing: type: found fanout, wanted topic" in lines
+            assert "queue orders.wait.5s: x-message-ttl: found 6000, wanted 5000" in lines
+            assert any(line.startswith("queue orders.work: x-") for line in lines)
+
+
+async def test_check_reports_what_is_missing_and_makes_nothing(rabbit: Rabbit) -> None:
+    """Comparing must not change."""
+    async with BrokerLink(rabbit.url, "billing-topology") as link:
+        for act in (topology.check, topology.verify):
+            with pytest.raises(TopologyError) as refused:
+                await act(link, WANTED)
+            assert "queue orders.work: missing" in str(refused.value).splitlines()
+    assert await rabbit.count("orders.work") == -1
+
+
+async def test_verify_works_for_a_user_that_may_configure_nothing(rabbit: Rabbit) -> None:
+    """TOPOLOGY=verify: passive only."""
+    vhost = rabbit.url.rsplit("/", 1)[1]
+    user = f"verify-{vhost}"
+    async with BrokerLink(rabbit.url, "billing-topology") as link:
+        await topology.declare(link, WANTED)
+    rabbitmqctl("add_user", user, PASSWORD)
+    try:
+        rabbitmqctl("set_permissions", "-p", vhost, user, "^$", ".*", ".*")
+        url = f"amqp://{user}:{PASSWORD}@127.0.0.1:5672/{vhost}"
+        async with BrokerLink(url, "billing-topology") as link:
+            await topology.verify(link, WANTED)
+            with pytest.raises(TopologyError, match="TOPOLOGY=verify"):
+                await topology.declare(link, WANTED)
+    finally:
+        rabbitmqctl("delete_user", user)
+
+
+async def test_a_message_waits_for_the_delay_of_its_queue_and_returns(rabbit: Rabbit) -> None:
+    """Without the dead-letter arguments it would stay for ever, or vanish: a test broker shows neither."""
+    quick = whole_topology(
+        orders_family(settings("postgresql://localhost/none", "amqp://localhost", retry_delays="0.3"))
+    )
+    async with BrokerLink(rabbit.url, "billing-topology") as link:
+        await topology.declare(link, quick)
+    await rabbit.publish("order.placed", b"{}", exchange="", routing_key="orders.wait.300ms")
+
+    await eventually(lambda: rabbit.count("orders.work"), lambda n: n == 1)
+    [returned] = await rabbit.take("orders.work")
+    assert (returned.exchange, returned.routing_key) == ("", "orders.work")
+    assert topology.delay_name(timedelta(seconds=0.3)) == "300ms"
+
+
+async def test_what_the_broker_rejects_ends_in_parking(rabbit: Rabbit) -> None:
+    """The last resort of the work queue is parking, at-least-once: never the floor."""
+    async with BrokerLink(rabbit.url, "billing-topology") as link:
+        await topology.declare(link, WANTED)
+    await rabbit.publish("order.placed", b"{}", message_id="m-1")
+    queue = await rabbit.channel.get_queue("orders.work", ensure=False)
+    message = await queue.get()
+    await message.reject(requeue=False)
+
+    await eventually(lambda: rabbit.count("orders.parking"), lambda n: n == 1)

@@ -1,0 +1,169 @@
+"""RabbitMQ for tests: a virtual host for each test worker, and a client that imports nothing from `service`.
+
+Virtual hosts are named after the process that made them, so that runs beside each other do not meet and the leftovers
+of a killed run are found by its dead process.
+"""
+
+import os
+import subprocess
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+import aio_pika
+from aio_pika.abc import AbstractChannel, AbstractConnection
+from aio_pika.exceptions import ChannelClosed, QueueEmpty
+
+VHOST_PREFIX = "billing-test-"
+USER, PASSWORD = "billing", "billing"
+EVENTS = "test.events"
+"""Queue bound to everything that leaves on the exchange `billing`."""
+
+
+def rabbitmqctl(*arguments: str) -> str:
+    """Run rabbitmqctl; a failure is an error with what it said."""
+    done = subprocess.run(
+        ["rabbitmqctl", "--quiet", *arguments], capture_output=True, text=True, timeout=60, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"rabbitmqctl {' '.join(arguments)} failed: {done.stdout} {done.stderr}")
+    return done.stdout
+
+
+@contextmanager
+def virtual_host() -> Iterator[str]:
+    """Make a virtual host for this process; yield its address."""
+    _remove_leftovers()
+    name = f"{VHOST_PREFIX}{os.getpid()}"
+    rabbitmqctl("add_vhost", name)
+    rabbitmqctl("set_permissions", "-p", name, USER, ".*", ".*", ".*")
+    try:
+        yield f"amqp://{USER}:{PASSWORD}@127.0.0.1:5672/{name}"
+    finally:
+        rabbitmqctl("delete_vhost", name)
+
+
+def close_connections(url: str, *, name: str | None = None) -> int:
+    """Close the connections to the virtual host of `url` by force; return how many there were."""
+    vhost = url.rsplit("/", 1)[1]
+    lines = rabbitmqctl("list_connections", "pid", "vhost", "client_properties").splitlines()
+    pids = [line.split("\t")[0] for line in lines if vhost in line and (name is None or f'"{name}"' in line)]
+    for pid in pids:
+        rabbitmqctl("close_connection", pid, "closed by a test")
+    return len(pids)
+
+
+@dataclass(slots=True)
+class Rabbit:
+    """A producer, a consumer and an administrator, as they would be outside of the service."""
+
+    url: str
+    connection: AbstractConnection
+    channel: AbstractChannel
+    published: list[str] = field(default_factory=list)
+
+    async def publish(
+        self,
+        event_type: str,
+        body: bytes,
+        *,
+        message_id: str | None = None,
+        exchange: str = "orders",
+        routing_key: str | None = None,
+        **properties: Any,
+    ) -> str:
+        """Publish persistently and confirmed, with a new message id where none is given; return the id."""
+        message_id = message_id or str(uuid4())
+        target = (
+            self.channel.default_exchange if exchange == "" else await self.channel.get_exchange(exchange, ensure=False)
+        )
+        properties = {"content_type": "application/json", "type": event_type} | properties
+        await target.publish(
+            aio_pika.Message(body, message_id=message_id, delivery_mode=2, **properties),
+            event_type if routing_key is None else routing_key,
+        )
+        self.published.append(message_id)
+        return message_id
+
+    async def count(self, queue: str) -> int:
+        """Return the number of ready messages; -1 where there is no such queue."""
+        try:
+            async with self.connection.channel() as channel:
+                found = await channel.declare_queue(queue, passive=True)
+                return found.declaration_result.message_count or 0
+        except ChannelClosed:
+            return -1
+
+    async def consumers(self, queue: str) -> int:
+        """Return the number of consumers; -1 where there is no such queue."""
+        try:
+            async with self.connection.channel() as channel:
+                found = await channel.declare_queue(queue, passive=True)
+                return found.declaration_result.consumer_count or 0
+        except ChannelClosed:
+            return -1
+
+    async def take(self, queue: str) -> list[Any]:
+        """Take everything out of a queue."""
+        taken: list[Any] = []
+        async with self.connection.channel() as channel:
+            source = await channel.get_queue(queue, ensure=False)
+            while True:
+                try:
+                    taken.append(await source.get(no_ack=True))
+                except QueueEmpty:
+                    return taken
+
+    async def collect_events(self) -> None:
+        """Bind a queue to everything that leaves on the exchange `billing`."""
+        await self.channel.declare_exchange("billing", "topic", durable=True)
+        queue = await self.channel.declare_queue(EVENTS, durable=True, arguments={"x-queue-type": "quorum"})
+        await queue.bind("billing", "#")
+
+    async def events(self) -> list[Any]:
+        """Take the events that have left since the last call."""
+        return await self.take(EVENTS)
+
+    async def delete(self, queue: str) -> None:
+        """Delete a queue with what is in it."""
+        async with self.connection.channel() as channel:
+            await channel.queue_delete(queue)
+
+
+@asynccontextmanager
+async def rabbit_client(url: str) -> AsyncIterator[Rabbit]:
+    """Connect; at the end delete every queue and exchange of the virtual host."""
+    connection = await aio_pika.connect(url, client_properties={"connection_name": "test"})
+    try:
+        channel = await connection.channel(on_return_raises=True)
+        yield Rabbit(url, connection, channel)
+    finally:
+        await connection.close()
+        await wipe(url)
+
+
+async def wipe(url: str) -> None:
+    """Delete every queue and exchange that the service or a test made in the virtual host."""
+    vhost = url.rsplit("/", 1)[1]
+    queues = rabbitmqctl("list_queues", "-p", vhost, "name").split()
+    exchanges = [n for n in rabbitmqctl("list_exchanges", "-p", vhost, "name").split() if not n.startswith("amq.")]
+    connection = await aio_pika.connect(url)
+    async with connection:
+        channel = await connection.channel()
+        for queue in queues:
+            if queue != "name":
+                await channel.queue_delete(queue)
+        for exchange in exchanges:
+            if exchange != "name":
+                await channel.exchange_delete(exchange)
+
+
+def _remove_leftovers() -> None:
+    for name in rabbitmqctl("list_vhosts", "name").split():
+        pid = name.removeprefix(VHOST_PREFIX)
+        if name.startswith(VHOST_PREFIX) and pid.isdigit() and not os.path.exists(f"/proc/{pid}"):  # noqa: PTH110
+            subprocess.run(
+                ["rabbitmqctl", "--quiet", "delete_vhost", name], check=False, capture_output=True, timeout=60
+            )

@@ -1,0 +1,34 @@
+"""The service, standing still at a named barrier: `python -m tests.support.stopped_at POINT`.
+
+It writes the log record `barrier_reached` and never goes on; the test kills it there.
+"""
+
+import asyncio
+import signal
+import sys
+
+import structlog
+import uvloop
+
+from service.app import Service
+from service.settings import load_settings
+from service.telemetry import configure_logging
+
+
+async def main(stop_at: str) -> None:
+    """Run the service with a barrier that holds at `stop_at`."""
+    settings = load_settings()
+    configure_logging(settings.log_level, settings.log_format)
+
+    async def barrier(point: str) -> None:
+        if point == stop_at:
+            structlog.get_logger("service.barrier").info("barrier_reached", point=point)
+            await asyncio.Event().wait()
+
+    service = Service(settings, barrier=barrier)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.stopping.set)
+    await service.run()
+
+
+if __name__ == "__main__":
+    uvloop.run(main(sys.argv[1]))
