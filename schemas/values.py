@@ -5,6 +5,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, AwareDatetime, Field
 
+_FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
+
 
 def _storable(text: str) -> str:
     if "\0" in text:
@@ -13,10 +15,17 @@ def _storable(text: str) -> str:
 
 
 def _in_utc(instant: datetime) -> datetime:
+    """Return the instant in UTC.
+
+    The first and the last instant that Python knows are refused: database drivers write them as infinity.
+    """
     try:
-        return instant.astimezone(UTC)
+        in_utc = instant.astimezone(UTC)
     except OverflowError:
-        raise ValueError("must be within the years 1 to 9999 in UTC") from None
+        in_utc = _FIRST
+    if not _FIRST < in_utc < _LAST:
+        raise ValueError("must be within the years 1 to 9999 in UTC")
+    return in_utc
 
 
 Text = Annotated[str, AfterValidator(_storable)]

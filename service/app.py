@@ -208,8 +208,8 @@ class Service:
         await asyncio.wait({relay}, timeout=max(0.0, end - 1 - loop.time()))
 
     async def _close(self) -> None:
-        for link in (self._consumer_link, self._publisher_link, self._relay_link):
-            await link.close()
+        links = (self._consumer_link, self._publisher_link, self._relay_link)
+        await asyncio.gather(*(link.close() for link in links))
         self._pool.terminate()
 
     async def _patiently(self, server: str, attempt: Callable[[], Awaitable[None]]) -> None:

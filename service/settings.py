@@ -157,7 +157,7 @@ def load_settings() -> Settings:
 
 
 def _problem(error: Any) -> str:
-    message = error["msg"].removeprefix("Value error, ")
+    message: str = error["msg"].removeprefix("Value error, ")
     if not error["loc"]:
         return message
     name = str(error["loc"][0])

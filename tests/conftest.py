@@ -8,6 +8,7 @@ import asyncpg
 import pytest
 
 from tests.support import databases
+from tests.support import process as process_support
 from tests.support import rabbit as broker
 from tests.support.process import ServiceProcess
 from tests.support.rabbit import Rabbit
@@ -64,6 +65,14 @@ def environment(database_url: str, rabbit: Rabbit) -> dict[str, str]:
         "BILLING_SHUTDOWN_TIMEOUT": "10",
         "TZ": "Asia/Kolkata",
     }
+
+
+@pytest.fixture(autouse=True)
+def no_process_is_left() -> Iterator[None]:
+    """Kill what a failing test left running."""
+    yield
+    while process_support.STARTED:
+        process_support.STARTED.pop().kill()
 
 
 @pytest.fixture

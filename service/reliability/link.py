@@ -52,11 +52,11 @@ class BrokerLink:
         return channel
 
     async def close(self) -> None:
-        """Close the connection, within a second even where the broker no longer answers."""
+        """Close the connection, within half a second even where the broker no longer answers."""
         connection, self._connection = self._connection, None
         if connection is not None:
             try:
-                async with asyncio.timeout(1):
+                async with asyncio.timeout(0.5):
                     await connection.close()
             except (TimeoutError, OSError, aio_pika.exceptions.AMQPError):
                 pass  # the broker sees the socket close when the process ends

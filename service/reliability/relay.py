@@ -84,7 +84,7 @@ class Relay:
         return self.state is not RelayState.DOWN and age < STALE_AFTER
 
     def stop(self) -> None:
-        """Stop when the window in flight is answered and recorded."""
+        """Stop when the batch in hand is recorded and one more is sent: what was committed meanwhile."""
         self._stopping.set()
         self.wake()
 
@@ -116,10 +116,11 @@ class Relay:
         connection.add_termination_listener(notice_loss)
         try:
             self._enter(RelayState.STANDBY)
-            while not (self._stopping.is_set() or lost.is_set()):
+            while not lost.is_set():
+                last = self._stopping.is_set()
                 if self.state is RelayState.ACTIVE:
                     await self._drain(connection, lost)
-                elif self.competes and await outbox.try_lock(connection):
+                elif self.competes and not last and await outbox.try_lock(connection):
                     await connection.add_listener(outbox.CHANNEL, lambda *_: self.wake())
                     self._enter(RelayState.ACTIVE)
                     continue
@@ -128,14 +129,16 @@ class Relay:
                     await outbox.notify(connection)
                     await self._stopping.pause(NOTIFY_INTERVAL)
                 self._seen_alive = asyncio.get_running_loop().time()
+                if last:
+                    return
                 await self._sleep()
         finally:
             with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await connection.close(timeout=1)
 
     async def _drain(self, connection: Connection, lost: asyncio.Event) -> None:
-        """Send what is due, batch by batch, until a batch is short or nothing of it could be sent."""
-        while not (self._stopping.is_set() or lost.is_set()):
+        """Send what is due, batch by batch, until a batch is short or nothing of it could be sent, or until stopped."""
+        while not lost.is_set():
             self._wakeup.clear()
             rows = await outbox.read(connection, self.batch)
             if not rows:
@@ -144,7 +147,8 @@ class Relay:
             await self.barrier("event-confirmed")
             await outbox.record(connection, results)
             self._seen_alive = asyncio.get_running_loop().time()
-            if len(rows) < self.batch or all(result.error for result in results):
+            exhausted = len(rows) < self.batch or all(result.error for result in results)
+            if exhausted or self._stopping.is_set():
                 return
 
     async def _publish_all(self, rows: list[OutboxRow], lost: asyncio.Event) -> list[Recorded]:
@@ -161,8 +165,8 @@ class Relay:
     ) -> None:
         for row in rows:
             async with window:
-                if self._stopping.is_set() or lost.is_set():
-                    return  # what is not started waits for the next relay
+                if lost.is_set():
+                    return  # with the lock; what is not started waits for the next holder
                 publication = await self._publish(row)
             results.append(self._result(row, publication))
             if not isinstance(publication, Confirmed):

@@ -147,16 +147,18 @@ class PostgresTransactions(Generic[P]):
 
 
 async def _rolled_back(connection: Connection) -> bool:
-    """Roll back; tell whether the connection is still of use."""
-    if connection.is_closed():
-        return False
+    """Roll back; tell whether the connection is still of use.
+
+    The pool takes a connection that died away from its stand-in, which then raises at every call.
+    """
     try:
         if connection.is_in_transaction():
             await connection.execute("rollback", timeout=ACQUIRE_TIMEOUT)
+        return not connection.is_closed()
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-        connection.terminate()
+        with suppress(asyncpg.InterfaceError):
+            connection.terminate()
         return False
-    return not connection.is_closed()
 
 
 def _require_committed(answer: str) -> None:

@@ -49,14 +49,15 @@ async def test_a_kill_on_the_way_in_has_one_effect(
     assert await connection.fetchval("select count(*) from processed_messages") == committed
 
     survivor = await ServiceProcess(environment, tmp_path / "survivor.log").start().ready()
-    await eventually(lambda: rabbit.count(EVENTS), lambda n: n == 1)
+    await eventually(lambda: rabbit.count(EVENTS), lambda n: n >= 1)
     await survivor.logged("delivery_settled")
     assert survivor.records("delivery_settled")[0]["outcome"] == ("duplicate" if committed else "processed")
     assert await survivor.stop() == 0
     assert await connection.fetchval("select count(*) from invoices") == 1
     assert await connection.fetchval("select count(*) from outbox_messages") == 1
-    [event] = await rabbit.events()
-    assert json.loads(event.body)["order_id"] == ORDER
+    events = await rabbit.events()  # twice where the killed one had published it and not yet recorded that
+    assert len({event.message_id for event in events}) == 1
+    assert json.loads(events[0].body)["order_id"] == ORDER
 
 
 async def test_a_kill_between_a_successors_confirm_and_the_ack_loses_nothing(
@@ -64,6 +65,7 @@ async def test_a_kill_between_a_successors_confirm_and_the_ack_loses_nothing(
 ) -> None:
     """G4, G5: the copy waits and the original comes again; one effect, and at most one life more."""
     await rabbit.collect_events()
+    environment |= {"BILLING_RETRY_DELAYS": "2"}  # long enough for the order to arrive before the attempts are spent
     await _killed_at("successor-confirmed", environment, tmp_path, paid(ORDER, "19.90"), rabbit)
     survivor = await ServiceProcess(environment, tmp_path / "survivor.log").start().ready()
     await rabbit.publish(*placed(ORDER))
@@ -144,7 +146,7 @@ async def test_a_cancellation_after_its_order_is_published_once(
 
 def _nothing_left(rabbit: Rabbit):
     async def read() -> int:
-        queues = ("orders.work", "orders.wait.200ms", "orders.wait.400ms")
+        queues = ("orders.work", "orders.wait.200ms", "orders.wait.400ms", "orders.wait.2s")
         return sum([max(await rabbit.count(queue), 0) for queue in queues])
 
     return read

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -19,7 +20,7 @@ OTHER = "5d2e1f0a-0000-4000-8000-000000000002"
 
 
 @pytest.fixture
-async def connection(database_url: str) -> asyncpg.Connection:
+async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
     """A connection to the test's database."""
     connection = await asyncpg.connect(database_url)
     yield connection
@@ -174,7 +175,9 @@ async def test_money_is_exact_or_refused(
     [
         ("2026-05-04T10:00:00Z", datetime(2026, 5, 4, 10, tzinfo=UTC)),
         ("2026-05-04T10:00:00+05:30", datetime(2026, 5, 4, 4, 30, tzinfo=UTC)),
-        ("0001-01-01T00:00:00Z", datetime(1, 1, 1, tzinfo=UTC)),
+        ("0001-01-01T00:00:01Z", datetime(1, 1, 1, 0, 0, 1, tzinfo=UTC)),
+        ("0001-01-01T00:00:00Z", None),
+        ("9999-12-31T23:59:59.999999Z", None),
         ("9999-12-31T23:59:59Z", datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)),
         ("2026-05-04T10:00:00", None),
         ("2026-05-04", None),

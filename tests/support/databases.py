@@ -60,14 +60,18 @@ async def execute(statement: str) -> None:
         await connection.close()
 
 
+def is_alive(process: int) -> bool:
+    """Tell whether there is such a process."""
+    return Path(f"/proc/{process}").exists()
+
+
 async def remove_leftovers() -> None:
     """Drop the databases of test processes that are no more."""
     connection = await asyncpg.connect(admin_url())
     try:
-        names = [row["datname"] for row in await connection.fetch("select datname from pg_database")]
-        for name in names:
-            match = re.fullmatch(rf"{PREFIX}(\d+)_\d+", name)
-            if match and not Path(f"/proc/{match[1]}").exists():
-                await connection.execute(f"drop database if exists {name} with (force)")
+        for row in await connection.fetch("select datname from pg_database"):
+            match = re.fullmatch(rf"{PREFIX}(\d+)_\d+", row["datname"])
+            if match and not is_alive(int(match[1])):
+                await connection.execute(f"drop database if exists {match[0]} with (force)")
     finally:
         await connection.close()

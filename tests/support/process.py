@@ -14,6 +14,9 @@ import httpx
 
 from tests.support.waiting import eventually
 
+STARTED: list["ServiceProcess"] = []
+"""Every process started: a fixture kills what a test left running, or it would eat the next test's messages."""
+
 
 @dataclass(slots=True)
 class ServiceProcess:
@@ -32,6 +35,7 @@ class ServiceProcess:
 
     def start(self) -> "ServiceProcess":
         """Start it, appending to its log."""
+        STARTED.append(self)
         with self.log_path.open("ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *self.arguments],
