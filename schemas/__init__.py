@@ -8,9 +8,11 @@ from schemas.orders import OrderCancelled, OrderEvent, OrderLine, OrderPaid, Ord
 
 INCOMING: tuple[type[OrderEvent], ...] = (OrderPlaced, OrderPaid, OrderCancelled)
 OUTGOING: tuple[type[InvoiceEvent], ...] = (InvoiceCreated, InvoicePaid, InvoiceVoided)
+MESSAGES: tuple[type[OrderEvent | InvoiceEvent], ...] = (*INCOMING, *OUTGOING)
 
 __all__ = [
     "INCOMING",
+    "MESSAGES",
     "OUTGOING",
     "InvoiceCreated",
     "InvoiceEvent",

@@ -40,7 +40,7 @@ class OrderPlaced(OrderEvent):
 
     customer_id: Annotated[Text, Field(min_length=1, max_length=64, description="Who ordered.", examples=["C-1042"])]
     currency: Currency
-    lines: Annotated[tuple[OrderLine, ...], Field(min_length=1, max_length=1000, description="What was ordered.")]
+    lines: Annotated[list[OrderLine], Field(min_length=1, max_length=1000, description="What was ordered.")]
     placed_at: Instant
 
     @model_validator(mode="after")

@@ -1,9 +1,9 @@
 """Text and time in messages."""
 
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Any
 
-from pydantic import AfterValidator, AwareDatetime, Field
+from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
 
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
@@ -12,6 +12,13 @@ def _storable(text: str) -> str:
     if "\0" in text:
         raise ValueError("must not contain U+0000")
     return text
+
+
+def _is_calendar_date(value: Any) -> Any:
+    """Refuse a number in a string, which pydantic would read as seconds since 1970."""
+    if isinstance(value, str) and not value[4:5] == "-":
+        raise ValueError("must be a date and time in ISO 8601 with an offset")
+    return value
 
 
 def _in_utc(instant: datetime) -> datetime:
@@ -32,6 +39,7 @@ Text = Annotated[str, AfterValidator(_storable)]
 
 Instant = Annotated[
     AwareDatetime,
+    BeforeValidator(_is_calendar_date),
     AfterValidator(_in_utc),
     Field(description="An instant in ISO 8601 with an offset from UTC.", examples=["2026-05-04T10:00:00Z"]),
 ]

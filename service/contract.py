@@ -12,7 +12,7 @@ import yaml
 from faststream.rabbit import ExchangeType, RabbitBroker, RabbitExchange
 from faststream.specification import AsyncAPI
 
-from schemas import INCOMING, OUTGOING, InvoiceEvent, OrderEvent
+from schemas import INCOMING, MESSAGES, OUTGOING
 
 ORDERS_EXCHANGE = "orders"
 ORDER_EVENTS = tuple(message.TYPE for message in INCOMING)
@@ -61,8 +61,7 @@ def asyncapi_yaml(broker: RabbitBroker) -> str:
 def _reading_order(entry: tuple[str, object]) -> tuple[int, str]:
     """Put what belongs to the messages into their order; the framework keeps its subscribers in a set."""
     name = entry[0].split(":", maxsplit=1)[0]
-    messages: tuple[type[OrderEvent | InvoiceEvent], ...] = (*INCOMING, *OUTGOING)
-    types = [message.TYPE for message in messages]
+    types = [message.TYPE for message in MESSAGES]
     return (types.index(name) if name in types else len(types), entry[0])
 
 

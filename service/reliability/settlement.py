@@ -31,6 +31,14 @@ HEADERS_LIMIT = 64 * 1024
 log = structlog.get_logger(__name__)
 
 
+def channel_is_closed(message: IncomingMessage) -> bool:
+    """Tell whether the channel that a delivery came on is gone, so that the broker delivers it again."""
+    try:
+        return message.channel.is_closed
+    except RuntimeError:  # aio-pika raises ChannelInvalidStateError, a RuntimeError, for a closed channel
+        return True
+
+
 async def _nothing_to_repair() -> None:
     return
 
@@ -47,6 +55,7 @@ class Settlement:
         jitter: a number in [0, 1), for pauses.
         stopping: once set, a successor is tried once and not held; what is unsettled goes back with the channel.
         repair: called when a successor's queue is gone: declares the topology again.
+        is_lost: tells whether a delivery can no longer be settled; the framework's test broker has no channels.
         barrier: where crash tests stop the process.
     """
 
@@ -57,6 +66,7 @@ class Settlement:
     jitter: Callable[[], float]
     stopping: Stopping = field(default_factory=Stopping)
     repair: Callable[[], Awaitable[None]] = _nothing_to_repair
+    is_lost: Callable[[IncomingMessage], bool] = channel_is_closed
     barrier: Barrier = no_barrier
     first_pause: timedelta = timedelta(seconds=1)
     longest_pause: timedelta = timedelta(seconds=30)
@@ -84,7 +94,7 @@ class Settlement:
     ) -> bool:
         """Publish the successor until the broker has confirmed it; tell whether it has."""
         failures = 0
-        while not _is_lost(message):
+        while not self.is_lost(message):
             publication = await self.publisher.publish(successor(message, envelope, headers), "", queue)
             if isinstance(publication, Confirmed):
                 await self.barrier("successor-confirmed")
@@ -164,13 +174,6 @@ def _fits(headers: dict[str, Any]) -> bool:
         return len(encode.field_table(headers)) <= HEADERS_LIMIT
     except Exception:
         return False
-
-
-def _is_lost(message: IncomingMessage) -> bool:
-    try:
-        return message.channel.is_closed
-    except RuntimeError:  # aio-pika raises ChannelInvalidStateError, a RuntimeError, for a closed channel
-        return True
 
 
 def _outcome_name(outcome: Outcome) -> str:

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 
-def placed(order_id: str, **changes: Any) -> tuple[str, bytes]:
+def placed(order_id: str, /, **changes: Any) -> tuple[str, bytes]:
     """Return an order of 19.90 EUR."""
     content = {
         "order_id": order_id,
@@ -16,7 +16,7 @@ def placed(order_id: str, **changes: Any) -> tuple[str, bytes]:
     return "order.placed", json.dumps(content | changes).encode()
 
 
-def paid(order_id: str, amount: str, **changes: Any) -> tuple[str, bytes]:
+def paid(order_id: str, amount: str, /, **changes: Any) -> tuple[str, bytes]:
     """Return a payment in EUR."""
     content = {
         "order_id": order_id,
@@ -28,7 +28,7 @@ def paid(order_id: str, amount: str, **changes: Any) -> tuple[str, bytes]:
     return "order.paid", json.dumps(content | changes).encode()
 
 
-def cancelled(order_id: str, **changes: Any) -> tuple[str, bytes]:
+def cancelled(order_id: str, /, **changes: Any) -> tuple[str, bytes]:
     """Return a cancellation."""
     content = {"order_id": order_id, "reason": "changed my mind", "cancelled_at": "2026-05-04T12:00:00Z"}
     return "order.cancelled", json.dumps(content | changes).encode()

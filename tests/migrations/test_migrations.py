@@ -1,0 +1,119 @@
+"""The schema: migrations and models agree, there is a way back, and instances wait for each other."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import asyncpg
+import pytest
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from sqlalchemy import Connection
+from sqlalchemy.engine import make_url
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlmodel import SQLModel
+
+import service.billing.tables
+import service.reliability.tables  # noqa: F401 - defines tables
+from service.database import migrate, require_current_schema
+from service.reliability.errors import SchemaError
+from tests.support import databases
+
+
+@pytest.fixture
+async def empty_url() -> AsyncIterator[str]:
+    """A database without any table."""
+    async with databases.new_database() as name:
+        yield databases.url_of(name)
+
+
+async def differences(url: str) -> list[Any]:
+    """Return what autogenerate would still change."""
+
+    def compare(connection: Connection) -> list[Any]:
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        return compare_metadata(context, SQLModel.metadata)
+
+    engine = create_async_engine(make_url(url).set(drivername="postgresql+asyncpg"))
+    async with engine.connect() as connection:
+        found = await connection.run_sync(compare)
+    await engine.dispose()
+    return found
+
+
+async def tables(url: str) -> set[str]:
+    """Return the names of all tables."""
+    connection = await asyncpg.connect(url)
+    rows = await connection.fetch("select table_name from information_schema.tables where table_schema = 'public'")
+    await connection.close()
+    return {row["table_name"] for row in rows}
+
+
+async def test_migrations_lead_to_what_the_models_say(empty_url: str) -> None:
+    """L08: types, defaults, nullability, indexes."""
+    await asyncio.to_thread(migrate, empty_url)
+    assert await differences(empty_url) == []
+    assert await tables(empty_url) == {
+        "alembic_version",
+        "invoice_lines",
+        "invoices",
+        "outbox_messages",
+        "processed_messages",
+    }
+
+
+async def test_instances_that_migrate_at_once_wait_for_each_other(empty_url: str) -> None:
+    migrations = [
+        await asyncio.create_subprocess_exec(
+            "python", "-m", "service", "migrate", env={"BILLING_DATABASE_URL": empty_url, "PATH": _path()}
+        )
+        for _ in range(4)
+    ]
+    assert [await migration.wait() for migration in migrations] == [0, 0, 0, 0]
+    assert await differences(empty_url) == []
+
+
+async def test_there_is_a_way_down_and_up_again(empty_url: str) -> None:
+    await asyncio.to_thread(migrate, empty_url)
+    config = Config("alembic.ini")
+    config.attributes["url"] = empty_url
+    await asyncio.to_thread(command.downgrade, config, "base")
+    assert await tables(empty_url) == {"alembic_version"}
+    await asyncio.to_thread(migrate, empty_url)
+    assert await differences(empty_url) == []
+
+
+async def test_a_migration_in_the_process_leaves_the_loggers_alone(empty_url: str) -> None:
+    """L06: a log configuration in alembic.ini would disable every logger that exists."""
+    logger = logging.getLogger("service.reliability.settlement")
+    await asyncio.to_thread(migrate, empty_url)
+    assert not logger.disabled
+    assert not logging.getLogger("service").disabled
+
+
+async def test_a_service_refuses_tables_that_are_missing_and_accepts_later_ones(empty_url: str) -> None:
+    connection = await asyncpg.connect(empty_url)
+    with pytest.raises(SchemaError, match="found revision none, wanted 0001: run 'billing migrate'"):
+        await require_current_schema(connection)
+    await asyncio.to_thread(migrate, empty_url)
+    await require_current_schema(connection)
+    await connection.execute("update alembic_version set version_num = '9999'")
+    await require_current_schema(connection)
+    await connection.close()
+
+
+async def test_a_migration_that_cannot_connect_says_so_in_one_line() -> None:
+    with pytest.raises(SchemaError) as refused:
+        await asyncio.to_thread(migrate, "postgresql://billing:S3cr3t@127.0.0.1:1/none")
+    assert "\n" not in str(refused.value)
+    assert "S3cr3t" not in str(refused.value)
+
+
+def _path() -> str:
+    import sys
+    from pathlib import Path
+
+    return str(Path(sys.executable).parent)
