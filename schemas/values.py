@@ -15,8 +15,8 @@ def _storable(text: str) -> str:
 
 
 def _is_calendar_date(value: Any) -> Any:
-    """Refuse a number in a string, which pydantic would read as seconds since 1970."""
-    if isinstance(value, str) and not value[4:5] == "-":
+    """Refuse numbers, in a string or not: pydantic would read them as seconds since 1970."""
+    if not isinstance(value, datetime) and (not isinstance(value, str) or value[4:5] != "-"):
         raise ValueError("must be a date and time in ISO 8601 with an offset")
     return value
 
@@ -39,6 +39,7 @@ Text = Annotated[str, AfterValidator(_storable)]
 
 Instant = Annotated[
     AwareDatetime,
+    Field(strict=False),  # behind a validator of ours, a strict datetime would refuse every string
     BeforeValidator(_is_calendar_date),
     AfterValidator(_in_utc),
     Field(description="An instant in ISO 8601 with an offset from UTC.", examples=["2026-05-04T10:00:00Z"]),
