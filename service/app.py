@@ -220,7 +220,7 @@ class Service:
                 return await attempt()
             except TopologyError:
                 raise
-            except Exception as error:
+            except Exception as error:  # a server that is not there yet, in whatever form it is told
                 failures += 1
                 log.warning(
                     "server_not_available",

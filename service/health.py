@@ -45,5 +45,5 @@ class Health:
         try:
             async with asyncio.timeout(self.timeout):
                 return await probe()
-        except Exception:
+        except Exception:  # whatever a probe raises, its part does not work
             return False

@@ -70,5 +70,5 @@ async def _ask_database(status: Status, settings: Settings) -> None:
             status.relay_active = await outbox.is_locked(connection)
         finally:
             await connection.close(timeout=1)
-    except Exception as error:
+    except Exception as error:  # reported, whatever it is
         status.problems.append(f"the database cannot be asked: {error or type(error).__name__}")

@@ -70,20 +70,22 @@ class Consumer:
         Raises:
             TopologyError: the broker's queues are not what the contract says.
         """
-        failures = 0
-        while not self._stopping.is_set():
-            try:
-                await self._consume()
-                failures = 0
-            except TopologyError:
-                raise
-            except Exception as error:
-                failures += 1
-                log.warning(
-                    "consumer_failed", failures=failures, error=type(error).__name__, explanation=str(error)[:500]
-                )
-            await self._stopping.pause(backoff(failures, self.jitter(), first=FIRST_PAUSE, longest=LONGEST_PAUSE))
-        self._cancelled.set()
+        try:
+            failures = 0
+            while not self._stopping.is_set():
+                try:
+                    await self._consume()
+                    failures = 0
+                except TopologyError:
+                    raise
+                except Exception as error:  # the broker's absence, in whatever form the client tells it
+                    failures += 1
+                    log.warning(
+                        "consumer_failed", failures=failures, error=type(error).__name__, explanation=str(error)[:500]
+                    )
+                await self._stopping.pause(backoff(failures, self.jitter(), first=FIRST_PAUSE, longest=LONGEST_PAUSE))
+        finally:
+            self._cancelled.set()
 
     async def cancel(self, deadline: float) -> None:
         """Stop receiving; return when the broker has said that nothing more comes, or at `deadline` (loop time)."""
@@ -160,7 +162,7 @@ class Consumer:
         else:
             try:
                 await subscriber.process_message(message)
-            except Exception as error:
+            except Exception as error:  # a fault of the framework or of ours must not leave it unsettled
                 # Without the traceback: its last line may quote the payload.
                 log.error("delivery_failed", message_id=envelope.message_id, **_fields(diagnose(error)))  # noqa: TRY400
                 await self.settlement.settle(
@@ -176,7 +178,7 @@ def _build(delivered: DeliveredMessage) -> tuple[IncomingMessage, Diagnosis | No
     """
     try:
         return IncomingMessage(delivered), None
-    except Exception as error:
+    except Exception as error:  # whatever a hostile property makes the client raise
         properties = delivered.header.properties
         properties.delivery_mode = properties.expiration = properties.timestamp = properties.priority = None
         return IncomingMessage(delivered), Diagnosis(type(error).__name__, "a property of the message cannot be read")
@@ -203,5 +205,5 @@ async def _close(channel: AbstractChannel) -> None:
     try:
         async with asyncio.timeout(2):
             await channel.close()
-    except Exception as error:
+    except Exception as error:  # it is being given up; the link reconnects
         log.debug("channel_close_failed", error=type(error).__name__)

@@ -83,7 +83,7 @@ class Reliability:
             message_id = identify(envelope)
             await message.decode()
             content = digest(subscription.event_type, message.body)
-        except Exception as error:
+        except Exception as error:  # whatever a decoder raises, the message was not executed
             return _unexecuted(error, envelope)
         outages = 0
         while not self.stopping.is_set():
@@ -99,7 +99,7 @@ class Reliability:
                 await self.stopping.pause(
                     backoff(outages, self.jitter(), first=self.first_pause, longest=self.longest_pause)
                 )
-            except Exception as error:
+            except Exception as error:  # the policy decides what a handler's failure leads to
                 return self.inbound.family.policy.decide(error, envelope.attempt)
         return Return()
 

@@ -97,7 +97,7 @@ class ConfirmingPublisher:
                 raise
             # A connection that dies by heartbeat cancels what waits on it, in a task that nobody cancelled.
             return Unconfirmed("the connection was lost")
-        except Exception as error:
+        except Exception as error:  # whatever the client raises, the outcome is unknown, never success
             return Unconfirmed(f"{type(error).__name__}: {error}"[:500])
         return Confirmed()
 

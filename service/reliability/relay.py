@@ -20,7 +20,7 @@ from service.reliability import outbox
 from service.reliability.barrier import Barrier, no_barrier
 from service.reliability.connection import Connection
 from service.reliability.outbox import OutboxRow, Recorded
-from service.reliability.publisher import Confirmed, Publication, Publisher
+from service.reliability.publisher import Confirmed, Publication, Publisher, Unconfirmed
 from service.reliability.retry import backoff
 from service.reliability.stopping import Stopping
 from service.telemetry import Metrics
@@ -95,7 +95,7 @@ class Relay:
             try:
                 await self._session()
                 failures = 0
-            except Exception as error:
+            except Exception as error:  # whatever happened, the relay must go on
                 failures += 1
                 log.warning("relay_failed", failures=failures, error=type(error).__name__, explanation=str(error)[:500])
             finally:
@@ -173,7 +173,11 @@ class Relay:
                 return  # the rows behind it wait for it
 
     async def _publish(self, row: OutboxRow) -> Publication:
-        publishing = asyncio.ensure_future(self.publisher.publish(event_message(row), row.exchange, row.routing_key))
+        try:
+            message = event_message(row)
+        except (TypeError, ValueError) as error:  # headers that somebody wrote into the table by hand
+            return Unconfirmed(f"cannot be built: {type(error).__name__}: {error}")
+        publishing = asyncio.ensure_future(self.publisher.publish(message, row.exchange, row.routing_key))
         await self.barrier("event-sent")
         return await publishing
 

@@ -124,7 +124,7 @@ class Settlement:
     async def _try_to_repair(self) -> None:
         try:
             await self.repair()
-        except Exception as error:
+        except Exception as error:  # held either way; the next round tries again
             log.warning("topology_repair_failed", error=type(error).__name__, explanation=str(error))
 
     async def _finish(self, envelope: Envelope, outcome: Outcome, tell: Callable[[], Awaitable[None]]) -> None:
@@ -172,7 +172,7 @@ def successor(message: IncomingMessage, envelope: Envelope, headers: dict[str, A
 def _fits(headers: dict[str, Any]) -> bool:
     try:
         return len(encode.field_table(headers)) <= HEADERS_LIMIT
-    except Exception:
+    except Exception:  # whatever the encoder raises: it arrived, but cannot be sent
         return False
 
 
