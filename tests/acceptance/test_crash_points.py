@@ -1,6 +1,8 @@
 """G1 to G5 under SIGKILL: the service is stopped at a named point of its paths and killed there."""
 
+import asyncio
 import json
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from tests.support.orders import cancelled, paid, placed
 from tests.support.process import ServiceProcess
 from tests.support.rabbit import EVENTS, Rabbit
 from tests.support.waiting import eventually
+from tests.support.wire import publish_raw
 
 ORDER = "5d2e1f0a-0000-4000-8000-000000000001"
 
@@ -24,14 +27,24 @@ async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 async def _killed_at(
-    point: str, environment: dict[str, str], tmp_path: Path, message: tuple[str, bytes], rabbit: Rabbit
+    point: str,
+    environment: dict[str, str],
+    tmp_path: Path,
+    message: tuple[str, bytes],
+    rabbit: Rabbit,
+    *,
+    when_events: int = 0,
 ) -> str:
-    """Start a service that holds at `point`, publish, see that it got there, kill it; return the message id."""
+    """Start a service that holds at `point`, publish, see that it got there, kill it; return the message id.
+
+    It is killed once so many events have arrived: a publish under way at the point is let reach the broker.
+    """
     stopped = ServiceProcess(environment, tmp_path / "stopped.log", ("-m", "tests.support.stopped_at", point)).start()
     await stopped.ready()
     message_id = await rabbit.publish(*message)
     [reached] = await stopped.logged("barrier_reached")
     assert reached["point"] == point
+    await eventually(lambda: rabbit.count(EVENTS), when_events.__le__)
     stopped.kill()
     return message_id
 
@@ -83,8 +96,8 @@ async def test_a_kill_on_the_way_out_publishes_again_under_the_same_id(
 ) -> None:
     """J06: killed after the publish before the confirm was seen, and after the confirm before it was recorded."""
     await rabbit.collect_events()
-    await _killed_at(point, environment, tmp_path, placed(ORDER), rabbit)
-    await eventually(lambda: rabbit.count(EVENTS), lambda n: n == 1)
+    await _killed_at(point, environment, tmp_path, placed(ORDER), rabbit, when_events=1)
+    assert await rabbit.count(EVENTS) == 1
     assert await connection.fetchval("select count(*) from outbox_messages where sent_at is null") == 1
 
     survivor = await ServiceProcess(environment, tmp_path / "survivor.log").start().ready()
@@ -142,6 +155,60 @@ async def test_a_cancellation_after_its_order_is_published_once(
     types = list(dict.fromkeys(event.type for event in await rabbit.events()))
     assert types == ["invoice.created", "invoice.voided"]
     assert await connection.fetchval("select status from invoices") == "void"
+
+
+async def test_random_kills_add_to_a_stock_once_for_each_message(
+    environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, stock_url: str, connection: asyncpg.Connection
+) -> None:
+    """E07, G2: a handler that adds; kills at any moment, between claim and write as well as after the commit."""
+    stock = ServiceProcess(environment, tmp_path / "stock.log", ("-m", "tests.support.stopped_at", "never", "stock"))
+    await stock.start().ready()
+    publishing = asyncio.create_task(_publish_many(rabbit, 600))
+    chance = random.Random(600)
+    for _ in range(5):
+        enough = await _stock(connection) + chance.randint(5, 60)
+        await eventually(lambda: _stock(connection), enough.__le__, every=0.01)
+        stock.kill()
+        await stock.start().ready()
+    await publishing
+    await eventually(_nothing_left(rabbit), lambda left: left == 0)
+    await eventually(lambda: _stock(connection), lambda n: n == 600)
+    assert await stock.stop() == 0
+    assert await _stock(connection) == 600
+    assert await connection.fetchval("select count(*) from outbox_messages") == 600
+    assert await rabbit.count("orders.parking") == 0
+    outcomes = [record["outcome"] for record in stock.records("delivery_settled")]
+    assert len(outcomes) >= 600
+    assert len(stock.records("http_started")) == 6
+
+
+async def test_a_message_without_an_id_is_parked_and_no_invented_id_is_stored(
+    environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """B01: not even a redelivery, which would invent another id, has an effect."""
+    service = await ServiceProcess(environment, tmp_path / "service.log").start().ready()
+    for properties in ({}, {"delivery_mode": 2, "correlation_id": "c-1"}):
+        await publish_raw(rabbit.url, "order.placed", placed(ORDER)[1], **properties)
+    await eventually(lambda: rabbit.count("orders.parking"), lambda n: n == 2)
+    for parked in await rabbit.take("orders.parking"):
+        assert parked.headers["x-parked-reason"] == "missing-message-id"
+        assert parked.headers["x-attempts"] == 0
+        assert parked.body == placed(ORDER)[1]
+    await rabbit.publish(*placed(ORDER), message_id="m-1")
+    await eventually(lambda: connection.fetchval("select count(*) from invoices"), lambda n: n == 1)
+    assert await connection.fetchval("select array_agg(message_id) from processed_messages") == ["m-1"]
+    assert await service.stop() == 0
+
+
+async def _stock(connection: asyncpg.Connection) -> int:
+    return await connection.fetchval("select coalesce(sum(quantity), 0)::int from stock")
+
+
+async def _publish_many(rabbit: Rabbit, number: int) -> None:
+    """Publish messages of one each, some of them twice."""
+    for n in range(number):
+        for _ in range(1 + n % 2):
+            await rabbit.publish("order.placed", b'{"sku": "%d", "quantity": 1}' % (n % 7), message_id=f"m-{n}")
 
 
 def _nothing_left(rabbit: Rabbit):

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from service.app import BillingUnitOfWork
-from tests.support.rabbit import Rabbit
+from tests.support.rabbit import EVENTS, Rabbit
 from tests.support.stock import TYPE, Received, add, settings, stock_service
 from tests.support.waiting import eventually
 
@@ -156,6 +156,15 @@ async def test_a_swallowed_statement_error_is_not_taken_for_success(stock_url: s
         await stock.has_stock(100)
         assert swallowed == 1
         await eventually(lambda: stock.pool.fetchval("select count(*) from outbox_messages"), lambda n: n == 1)
+
+
+async def test_a_commit_wakes_the_relay_long_before_its_poll(stock_url: str, rabbit: Rabbit) -> None:
+    """In memory, in the same process."""
+    await rabbit.collect_events()
+    async with stock_service(settings(stock_url, rabbit.url, relay_poll_interval=10)):
+        for number in range(1, 4):
+            await rabbit.publish(TYPE, BODY)
+            await eventually(lambda: rabbit.count(EVENTS), number.__eq__, within=5)
 
 
 async def test_a_deadlock_is_tried_again(stock_url: str, rabbit: Rabbit) -> None:

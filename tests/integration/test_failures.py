@@ -1,6 +1,7 @@
 """G1, G4, G5: what fails comes back after its delay, is executed so often and no oftener, and is parked with why."""
 
 import asyncio
+import gzip
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -90,6 +91,8 @@ async def test_the_copy_that_waits_is_persistent_and_says_where_it_came_from(sto
         ("unreadable", b"", {}),
         ("unreadable", b'{"sku": "\xff"}', {}),
         ("unreadable", BODY, {"content_encoding": "gzip"}),
+        ("unreadable", gzip.compress(BODY, mtime=0), {"content_encoding": "gzip"}),
+        ("unreadable", gzip.compress(BODY, mtime=0), {}),
         ("unreadable", BODY, {"content_encoding": "br"}),
         ("invalid", b"null", {}),
         ("invalid", b"[]", {}),

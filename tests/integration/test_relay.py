@@ -9,12 +9,14 @@ from uuid import UUID
 
 import asyncpg
 import pytest
+from aio_pika import Message
 
 from service import database
 from service.reliability.link import BrokerLink
-from service.reliability.publisher import ConfirmingPublisher
+from service.reliability.publisher import Confirmed, ConfirmingPublisher, Publisher, Refused, Returned
 from service.reliability.relay import Relay, RelayState
 from service.telemetry import Metrics
+from tests.support.doubles import ScriptedPublisher
 from tests.support.proxy import proxy_to
 from tests.support.rabbit import EVENTS, Rabbit, close_connections
 from tests.support.waiting import eventually
@@ -39,13 +41,19 @@ async def append(
 
 @asynccontextmanager
 async def relaying(
-    database_url: str, rabbitmq_url: str, *, competes: bool = True, poll: float = 0.2
+    database_url: str,
+    rabbitmq_url: str,
+    *,
+    competes: bool = True,
+    poll: float = 0.2,
+    confirm_timeout: float = 2,
+    publisher: Publisher | None = None,
 ) -> AsyncIterator[Relay]:
     """Run a relay."""
     async with BrokerLink(rabbitmq_url, "billing-relay") as link:
         relay = Relay(
             connect=lambda: database.connect(database_url, "relay"),
-            publisher=ConfirmingPublisher(link, timedelta(seconds=2)),
+            publisher=publisher or ConfirmingPublisher(link, timedelta(seconds=confirm_timeout)),
             metrics=Metrics(),
             poll=timedelta(seconds=poll),
             batch=50,
@@ -240,6 +248,75 @@ async def test_a_broker_that_answers_never_does_not_hold_the_relay(
             proxy.passing.set()
             await eventually(lambda: _sent(connection), lambda n: n == 2)
     assert len({event.message_id for event in await rabbit.events()}) == 2
+
+
+async def test_a_connection_that_died_of_silence_is_replaced(
+    database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """A death by heartbeat cancels what waits on the connection, in tasks that nobody cancelled: the relay lives on."""
+    await rabbit.collect_events()
+    async with proxy_to("127.0.0.1", 5672) as proxy:
+        url = rabbit.url.replace(":5672/", f":{proxy.listening_on}/") + "?heartbeat=1"
+        async with relaying(database_url, url, confirm_timeout=30) as relay:
+            await append(connection)
+            await eventually(lambda: _sent(connection), lambda n: n == 1)
+            proxy.passing.clear()
+            await append(connection, key="later")
+            await eventually(
+                lambda: connection.fetchval("select last_error from outbox_messages where key = 'later'"),
+                lambda error: error is not None and error.startswith("unconfirmed: "),
+                within=25,
+            )
+            proxy.passing.set()
+            await eventually(lambda: _sent(connection), lambda n: n == 2, within=25)
+            assert relay.is_alive()
+    assert len({event.message_id for event in await rabbit.events()}) == 2
+
+
+async def test_a_missing_exchange_does_not_end_the_relay(
+    database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """It closes the channel for everybody on it; the others are tried again and leave."""
+    await rabbit.collect_events()
+    await append(connection, exchange="nowhere", key="bad")
+    for number in range(20):
+        await append(connection, key=f"good-{number}")
+    async with relaying(database_url, rabbit.url):
+        await eventually(lambda: _sent(connection), lambda n: n == 20, within=25)
+        row = await connection.fetchrow("select sent_at, last_error from outbox_messages where key = 'bad'")
+    assert row["sent_at"] is None
+    assert "NOT_FOUND - no exchange 'nowhere'" in row["last_error"]
+    assert len({event.message_id for event in await rabbit.events()}) == 20
+
+
+async def test_what_stands_behind_a_refused_event_of_its_key_is_not_published_in_front_of_it(
+    database_url: str, connection: asyncpg.Connection
+) -> None:
+    """Rows of one key go one after another, each after the confirm of the one before; other keys go on."""
+    first, second, other = [str(await append(connection, key=key)) for key in ("a", "a", "b")]
+    publisher = ScriptedPublisher([Refused("full")])
+    async with relaying(database_url, "amqp://unused", publisher=publisher, poll=30):
+        await eventually(lambda: _sent(connection), lambda n: n == 1)
+        errors = await connection.fetch("select last_error from outbox_messages order by sequence")
+    published = [message.message_id for message, _, _ in publisher.published]
+    assert published[:2] == [first, other]
+    assert [row["last_error"] for row in errors] == ["refused: full", None, None]
+    assert second not in published[:2]
+
+
+async def test_two_publishes_of_one_id_do_not_swap_their_outcomes(rabbit: Rabbit) -> None:
+    """The client matches what is returned by message id: with two in flight, the wrong one would be told."""
+    await rabbit.collect_events()
+    async with BrokerLink(rabbit.url, "billing-publisher") as link:
+        publisher = ConfirmingPublisher(link, timedelta(seconds=5))
+        for _ in range(20):
+            outcomes = await asyncio.gather(
+                publisher.publish(Message(b"", message_id="same"), "", "nobody"),
+                publisher.publish(Message(b"", message_id="same"), "billing", "somebody"),
+                publisher.publish(Message(b"", message_id="same"), "", "nobody"),
+            )
+            assert [type(outcome) for outcome in outcomes] == [Returned, Confirmed, Returned]
+    assert await rabbit.count(EVENTS) == 20
 
 
 async def test_a_row_that_no_client_can_send_does_not_end_the_relay(

@@ -99,18 +99,23 @@ class StockService:
         return all((await self.service.health.parts()).values())
 
 
-@asynccontextmanager
-async def stock_service(
-    configuration: Settings, act: Act = add, *, consumer: str = "test.stock"
-) -> AsyncIterator[StockService]:
-    """Run the service with `act` as the handler; stop it at the end."""
+def subscribe_with(act: Act, consumer: str = "test.stock") -> Callable[[Inbound], None]:
+    """Return what declares the stock's subscriber."""
 
     def subscribe(inbound: Inbound) -> None:
         @inbound.subscriber(TYPE, Received, consumer=consumer)
         async def received(message: Received, work: Work) -> None:
             await act(message, work)
 
-    service = Service(configuration, subscribe=subscribe)
+    return subscribe
+
+
+@asynccontextmanager
+async def stock_service(
+    configuration: Settings, act: Act = add, *, consumer: str = "test.stock"
+) -> AsyncIterator[StockService]:
+    """Run the service with `act` as the handler; stop it at the end."""
+    service = Service(configuration, subscribe=subscribe_with(act, consumer))
     pool = await asyncpg.create_pool(configuration.database_url.get_secret_value(), min_size=1, max_size=3)
     running = asyncio.create_task(service.run())
     stock = StockService(service, running, pool)

@@ -1,6 +1,7 @@
-"""The service, standing still at a named barrier: `python -m tests.support.stopped_at POINT`.
+"""The service, standing still at a named barrier: `python -m tests.support.stopped_at POINT [stock]`.
 
-It writes the log record `barrier_reached` and never goes on; the test kills it there.
+It writes the log record `barrier_reached` and never goes on; the test kills it there. With `stock`, its subscriber is
+the one that adds to a stock; at the point `never` it runs like any other.
 """
 
 import asyncio
@@ -11,11 +12,13 @@ import structlog
 import uvloop
 
 from service.app import Service
+from service.billing import handlers
 from service.settings import load_settings
 from service.telemetry import configure_logging
+from tests.support.stock import add, subscribe_with
 
 
-async def main(stop_at: str) -> None:
+async def main(stop_at: str, variant: str) -> None:
     """Run the service with a barrier that holds at `stop_at`."""
     settings = load_settings()
     configure_logging(settings.log_level, settings.log_format)
@@ -25,10 +28,11 @@ async def main(stop_at: str) -> None:
             structlog.get_logger("service.barrier").info("barrier_reached", point=point)
             await asyncio.Event().wait()
 
-    service = Service(settings, barrier=barrier)
+    subscribe = subscribe_with(add) if variant == "stock" else handlers.subscribe
+    service = Service(settings, barrier=barrier, subscribe=subscribe)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.stopping.set)
     await service.run()
 
 
 if __name__ == "__main__":
-    uvloop.run(main(sys.argv[1]))
+    uvloop.run(main(sys.argv[1], sys.argv[-1]))
