@@ -32,6 +32,14 @@ async def database_url(template: str) -> AsyncIterator[str]:
 
 
 @pytest.fixture
+async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
+    """A connection to the test's database."""
+    connection = await asyncpg.connect(database_url)
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
 async def stock_url(database_url: str) -> str:
     """A migrated database with the stock's tables beside the service's."""
     connection = await asyncpg.connect(database_url)

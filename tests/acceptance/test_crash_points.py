@@ -3,7 +3,6 @@
 import asyncio
 import json
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
@@ -16,14 +15,6 @@ from tests.support.waiting import eventually
 from tests.support.wire import publish_raw
 
 ORDER = "5d2e1f0a-0000-4000-8000-000000000001"
-
-
-@pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
-    """A connection to the test's database."""
-    connection = await asyncpg.connect(database_url)
-    yield connection
-    await connection.close()
 
 
 async def _killed_at(

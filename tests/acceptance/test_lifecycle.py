@@ -3,11 +3,9 @@
 import asyncio
 import json
 import signal
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import asyncpg
-import pytest
 
 from tests.support.databases import admin_url
 from tests.support.orders import placed
@@ -19,14 +17,6 @@ from tests.support.waiting import eventually
 def order(number: int) -> str:
     """Return an order id."""
     return f"5d2e1f0a-0000-4000-8000-{number:012d}"
-
-
-@pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
-    """A connection to the test's database."""
-    connection = await asyncpg.connect(database_url)
-    yield connection
-    await connection.close()
 
 
 async def test_the_service_waits_for_servers_that_are_not_there_yet(

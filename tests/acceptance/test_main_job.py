@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -17,14 +16,6 @@ from tests.support.waiting import eventually
 
 ORDER = "5d2e1f0a-0000-4000-8000-000000000001"
 OTHER = "5d2e1f0a-0000-4000-8000-000000000002"
-
-
-@pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
-    """A connection to the test's database."""
-    connection = await asyncpg.connect(database_url)
-    yield connection
-    await connection.close()
 
 
 async def _parked(rabbit: Rabbit, number: int) -> list[Any]:

@@ -8,7 +8,6 @@ from datetime import timedelta
 from uuid import UUID
 
 import asyncpg
-import pytest
 from aio_pika import Message
 
 from service import database
@@ -67,14 +66,6 @@ async def relaying(
         finally:
             relay.stop()
             await asyncio.wait_for(running, 10)
-
-
-@pytest.fixture
-async def connection(database_url: str) -> AsyncIterator[asyncpg.Connection]:
-    """A connection to the test's database."""
-    connection = await asyncpg.connect(database_url)
-    yield connection
-    await connection.close()
 
 
 async def _sent(connection: asyncpg.Connection) -> int:

@@ -95,21 +95,20 @@ class Rabbit:
 
     async def count(self, queue: str) -> int:
         """Return the number of ready messages; -1 where there is no such queue."""
-        try:
-            async with self.connection.channel() as channel:
-                found = await channel.declare_queue(queue, passive=True)
-                return found.declaration_result.message_count or 0
-        except ChannelClosed:
-            return -1
+        found = await self._look(queue)
+        return -1 if found is None else found.message_count or 0
 
     async def consumers(self, queue: str) -> int:
         """Return the number of consumers; -1 where there is no such queue."""
+        found = await self._look(queue)
+        return -1 if found is None else found.consumer_count or 0
+
+    async def _look(self, queue: str) -> Any:
         try:
             async with self.connection.channel() as channel:
-                found = await channel.declare_queue(queue, passive=True)
-                return found.declaration_result.consumer_count or 0
+                return (await channel.declare_queue(queue, passive=True)).declaration_result
         except ChannelClosed:
-            return -1
+            return None
 
     async def take(self, queue: str) -> list[Any]:
         """Take everything out of a queue."""
