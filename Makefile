@@ -2,9 +2,7 @@
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 
-# Where no address is set, the local servers are used, with a database and a virtual host of the service's own.
-export BILLING_DATABASE_URL ?= postgresql://billing:billing@127.0.0.1:5432/billing
-export BILLING_RABBITMQ_URL ?= amqp://billing:billing@127.0.0.1:5672/billing
+# No address is exported here: the settings' defaults are the local servers, and an exported one would beat .env.
 
 PYTHON ?= python3
 ARGS ?=
@@ -25,7 +23,8 @@ servers: setup ## Make PostgreSQL and RabbitMQ usable on localhost: find, start 
 run: servers ## Run the service against them, schema migrated, until Ctrl-C.
 	@exec .venv/bin/billing run --migrate
 
-test: servers ## Run all tests against real servers; ARGS are pytest's.
+test: setup ## Run all tests against real servers; ARGS are pytest's.
+	@scripts/servers local
 	.venv/bin/pytest -n 4 $(ARGS)
 
 check: setup ## Lint, format, types, import contracts, and asyncapi.yaml up to date.

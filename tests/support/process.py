@@ -1,6 +1,7 @@
 """The service as a subprocess, known by its public face: environment, signals, HTTP, log lines on stderr."""
 
 import asyncio
+import ctypes
 import json
 import os
 import signal
@@ -13,6 +14,15 @@ from typing import Any
 import httpx
 
 from tests.support.waiting import eventually
+
+_LIBC = ctypes.CDLL(None)
+_PR_SET_PDEATHSIG = 1
+
+
+def _die_with_the_test() -> None:
+    """Be killed when the test process is, whatever kills it: an orphan would go on eating messages."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
 
 STARTED: list["ServiceProcess"] = []
 """Every process started: a fixture kills what a test left running, or it would eat the next test's messages."""
@@ -44,6 +54,7 @@ class ServiceProcess:
                 stdout=log,
                 stderr=log,
                 cwd=Path(__file__).parents[2],
+                preexec_fn=_die_with_the_test,  # noqa: PLW1509 - nothing but one system call
             )
         return self
 
