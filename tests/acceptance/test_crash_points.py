@@ -157,7 +157,7 @@ async def test_random_kills_add_to_a_stock_once_for_each_message(
     publishing = asyncio.create_task(_publish_many(rabbit, 600))
     chance = random.Random(600)
     for _ in range(5):
-        enough = await _stock(connection) + chance.randint(5, 60)
+        enough = min(await _stock(connection) + chance.randint(5, 60), 600)
         await eventually(lambda: _stock(connection), enough.__le__, every=0.01)
         stock.kill()
         await stock.start().ready()

@@ -45,7 +45,7 @@ async def relaying(
     *,
     competes: bool = True,
     poll: float = 0.2,
-    confirm_timeout: float = 2,
+    confirm_timeout: float = 20,
     publisher: Publisher | None = None,
 ) -> AsyncIterator[Relay]:
     """Run a relay."""
@@ -226,7 +226,7 @@ async def test_a_broker_that_answers_never_does_not_hold_the_relay(
     await rabbit.collect_events()
     async with proxy_to("127.0.0.1", 5672) as proxy:
         url = rabbit.url.replace(":5672/", f":{proxy.listening_on}/")
-        async with relaying(database_url, url):
+        async with relaying(database_url, url, confirm_timeout=2):
             await append(connection)
             await eventually(lambda: _sent(connection), lambda n: n == 1)
             proxy.passing.clear()
@@ -248,7 +248,7 @@ async def test_a_connection_that_died_of_silence_is_replaced(
     await rabbit.collect_events()
     async with proxy_to("127.0.0.1", 5672) as proxy:
         url = rabbit.url.replace(":5672/", f":{proxy.listening_on}/") + "?heartbeat=1"
-        async with relaying(database_url, url, confirm_timeout=30) as relay:
+        async with relaying(database_url, url) as relay:
             await append(connection)
             await eventually(lambda: _sent(connection), lambda n: n == 1)
             proxy.passing.clear()
