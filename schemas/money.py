@@ -11,6 +11,8 @@ from typing import Annotated, Any
 from iso4217 import Currency as Iso4217
 from pydantic import AfterValidator, Field, PlainSerializer, PlainValidator, WithJsonSchema
 
+from schemas.values import refused
+
 AMOUNT_PATTERN = r"^[0-9]{1,16}(\.[0-9]{1,10})?$"
 """26 digits at most: within the 28 that Python's decimals compute with, so that nothing can be rounded unseen."""
 
@@ -29,7 +31,7 @@ def minor_units(currency: str) -> int:
     except ValueError:
         decimals = None
     if decimals is None:
-        raise ValueError("must be the ISO 4217 code of a currency, in capital letters")
+        raise refused("must be the ISO 4217 code of a currency, in capital letters")
     return decimals
 
 
@@ -41,7 +43,7 @@ def in_minor_units(amount: Decimal, currency: str) -> int:
     """
     scaled = amount.scaleb(minor_units(currency))
     if scaled != scaled.to_integral_value():
-        raise ValueError(f"has more decimals than the {minor_units(currency)} of its currency")
+        raise refused(f"has more decimals than the {minor_units(currency)} of its currency")
     return int(scaled)
 
 
@@ -54,9 +56,9 @@ def _parse(value: Any) -> Decimal:
     if isinstance(value, Decimal):
         value = format(value, "f")
     if not isinstance(value, str):
-        raise ValueError('money is a JSON string such as "19.90", never a number')  # noqa: TRY004 - pydantic's protocol
+        raise refused('money is a JSON string such as "19.90", never a number')
     if not re.fullmatch(AMOUNT_PATTERN, value):
-        raise ValueError('must be a plain decimal such as "19.90": digits, then at most one point and digits')
+        raise refused('must be a plain decimal such as "19.90": digits, then at most one point and digits')
     return Decimal(value)
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from schemas.money import LARGEST_TOTAL, Amount, Currency, in_minor_units
-from schemas.values import Instant, Text
+from schemas.values import Instant, Text, refused
 
 
 class OrderEvent(BaseModel):
@@ -47,7 +47,7 @@ class OrderPlaced(OrderEvent):
     def _sums_up(self) -> Self:
         total = sum(line.quantity * in_minor_units(line.unit_price, self.currency) for line in self.lines)
         if total > LARGEST_TOTAL:
-            raise ValueError(f"the total must be at most {LARGEST_TOTAL} minor units")
+            raise refused(f"the total must be at most {LARGEST_TOTAL} minor units")
         return self
 
 

@@ -4,20 +4,29 @@ from datetime import UTC, datetime
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
 
 _FIRST, _LAST = datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)
 
 
+def refused(why: str) -> PydanticCustomError:
+    """Return the error of a value that breaks a rule. `why` is for people and quotes nothing of the value.
+
+    It is a ValueError; its kind tells it from those whose text may quote anything.
+    """
+    return PydanticCustomError("rule_broken", why.replace("{", "{{").replace("}", "}}"))
+
+
 def _storable(text: str) -> str:
     if "\0" in text:
-        raise ValueError("must not contain U+0000")
+        raise refused("must not contain U+0000")
     return text
 
 
 def _is_calendar_date(value: Any) -> Any:
     """Refuse numbers, in a string or not: pydantic would read them as seconds since 1970."""
     if not isinstance(value, datetime) and (not isinstance(value, str) or value[4:5] != "-"):
-        raise ValueError("must be a date and time in ISO 8601 with an offset")
+        raise refused("must be a date and time in ISO 8601 with an offset")
     return value
 
 
@@ -31,7 +40,7 @@ def _in_utc(instant: datetime) -> datetime:
     except OverflowError:
         in_utc = _FIRST
     if not _FIRST < in_utc < _LAST:
-        raise ValueError("must be within the years 1 to 9999 in UTC")
+        raise refused("must be within the years 1 to 9999 in UTC")
     return in_utc
 
 

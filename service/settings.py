@@ -17,20 +17,21 @@ SHORTEST_DELAY, LONGEST_DELAY = timedelta(milliseconds=10), timedelta(days=1)
 
 
 def _seconds(value: Any) -> Any:
-    return timedelta(seconds=_number(value)) if isinstance(value, (str, int, float)) else value
+    return timedelta(seconds=_number(value, most=1_000_000)) if isinstance(value, (str, int, float)) else value
 
 
 def _days(value: Any) -> Any:
-    return timedelta(days=_number(value)) if isinstance(value, (str, int, float)) else value
+    return timedelta(days=_number(value, most=36_500)) if isinstance(value, (str, int, float)) else value
 
 
-def _number(value: str | float) -> float:
+def _number(value: str | float, *, most: int) -> float:
+    """Return a number from 0 to `most`: neither nan nor infinity nor what a timedelta cannot hold."""
     try:
         number = float(value)
     except ValueError:
         raise ValueError("must be a number") from None
-    if not 0 <= number <= 1e9:  # noqa: PLR2004 - also refuses nan and infinity, which timedelta cannot hold
-        raise ValueError("must be a number from 0 to 1000000000")
+    if not 0 <= number <= most:
+        raise ValueError(f"must be a number from 0 to {most}")
     return number
 
 
@@ -122,6 +123,8 @@ class Settings(BaseSettings):
         try:
             parts = urlsplit(url.get_secret_value())
             valid = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+            # A bare @ in the password: the drivers would take a part of it for the host's name, and log that.
+            valid = valid and parts.netloc.count("@") <= 1
         except ValueError:
             valid = False
         if not valid:
@@ -151,6 +154,8 @@ def load_settings() -> Settings:
     """
     try:
         return Settings()
+    except UnicodeDecodeError:
+        raise SettingsError(".env cannot be read: it must be UTF-8") from None
     except ValidationError as error:
         problems = [_problem(e) for e in error.errors(include_input=False, include_url=False, include_context=False)]
         raise SettingsError("; ".join(dict.fromkeys(problems))) from None

@@ -3,6 +3,7 @@
 ReliabilityError
 ├── PermanentError           the message will never succeed: parked at once with its reason
 ├── HandlerTimeoutError      the handler took longer than HANDLER_TIMEOUT: an attempt is spent
+├── HandlerCancelledError    the handler ran into a CancelledError of somebody else's: an attempt is spent
 ├── TransactionAbortedError  COMMIT answered ROLLBACK: an attempt is spent
 ├── DatabaseUnavailableError an outage, not the message's fault: held and run again, no attempt is spent
 ├── TopologyError            the broker's queues are not what the contract says: the start stops
@@ -30,6 +31,10 @@ class PermanentError(ReliabilityError):
 
 class HandlerTimeoutError(ReliabilityError):
     """The handler was cancelled and rolled back because its time was over."""
+
+
+class HandlerCancelledError(ReliabilityError):
+    """The handler ended in a CancelledError although nobody had cancelled its task."""
 
 
 class TransactionAbortedError(ReliabilityError):

@@ -109,21 +109,37 @@ class Inbound:
 
 def _decoder(model: type[BaseModel]) -> Callable[[StreamMessage[Any]], Awaitable[BaseModel]]:
     """Return a decoder that reads JSON whatever the content type says, and raises what the message is parked with."""
+    names = _field_names(model)
 
     async def decode(message: StreamMessage[Any]) -> BaseModel:
         require_plain(message.raw_message.content_encoding)
         try:
             return model.model_validate_json(message.body)
         except ValidationError as error:
-            raise _invalid(error) from None
+            raise _invalid(error, names) from None
 
     return decode
 
 
-def _invalid(error: ValidationError) -> PermanentError:
-    """Return what is wrong with a body: places and rules, never values."""
+_MAY_QUOTE = frozenset({"value_error", "assertion_error", "union_tag_invalid"})
+"""Kinds of errors whose text may quote the body. A validator that has something to tell raises PydanticCustomError."""
+
+
+def _invalid(error: ValidationError, names: frozenset[str]) -> PermanentError:
+    """Return what is wrong with a body: places and rules, never values, nor keys that the model does not know."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     if any(problem["type"] == "json_invalid" for problem in problems):
         return PermanentError(Reason.UNREADABLE, "the body is not JSON in UTF-8")
-    lines = [f"{'.'.join(str(part) for part in p['loc']) or 'body'}: {p['msg']}" for p in problems[:10]]
+    lines = []
+    for problem in problems[:10]:
+        place = ".".join(str(part) if isinstance(part, int) or part in names else "?" for part in problem["loc"])
+        kind = problem["type"]
+        lines.append(f"{place or 'body'}: {kind if kind in _MAY_QUOTE else problem['msg']}")
     return PermanentError(Reason.INVALID, "; ".join(lines))
+
+
+def _field_names(model: type[BaseModel]) -> frozenset[str]:
+    """Return the names of the fields of a model and of the models in it, as they stand in the body."""
+    schema = model.model_json_schema()
+    parts = [schema, *schema.get("$defs", {}).values()]
+    return frozenset(name for part in parts for name in part.get("properties", {}))

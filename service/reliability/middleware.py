@@ -5,7 +5,8 @@ Every delivery leaves through `Settlement`; no exception of a handler, of the fr
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -17,13 +18,18 @@ from faststream.message import StreamMessage
 
 from service.reliability.barrier import Barrier, no_barrier
 from service.reliability.envelope import Envelope, digest, identify, read_envelope, require_size
-from service.reliability.errors import DatabaseUnavailableError, HandlerTimeoutError, PermanentError
+from service.reliability.errors import (
+    DatabaseUnavailableError,
+    HandlerCancelledError,
+    HandlerTimeoutError,
+    PermanentError,
+)
 from service.reliability.inbound import Inbound, Subscription, _current
 from service.reliability.inbox import Claim
 from service.reliability.outcome import Ack, Outcome, Park, Reason, Return
 from service.reliability.retry import backoff, diagnose
 from service.reliability.settlement import Settlement
-from service.reliability.stopping import Stopping
+from service.reliability.stopping import Stopping, is_being_cancelled
 from service.reliability.unit_of_work import Transactions
 from service.telemetry import Metrics
 
@@ -41,7 +47,7 @@ class Reliability:
         transactions: opens the handler's transaction.
         settlement: tells the broker.
         metrics: handler durations and held deliveries.
-        handler_timeout: for claim, handler and commit together; then rolled back and an attempt spent.
+        handler_timeout: for claim and handler together; then rolled back and an attempt spent.
         max_body_bytes: larger bodies are parked unparsed.
         slots: handlers at once; deliveries wait in front of it without a database connection.
         jitter: a number in [0, 1), for pauses.
@@ -112,33 +118,44 @@ class Reliability:
         message_id: str,
         content: bytes,
     ) -> Outcome:
-        try:
-            async with (
-                asyncio.timeout(self.handler_timeout.total_seconds()) as time,
-                self.transactions.begin(envelope) as work,
-            ):
-                claim = await work.claim(consumer, message_id, content)
-                await self.barrier("claimed")
-                match claim:
-                    case Claim.DUPLICATE:
-                        return Ack(duplicate=True)
-                    case Claim.CONFLICT:
-                        explanation = "the message id was used before, for other content"
-                        return _unexecuted(PermanentError(Reason.MESSAGE_ID_CONFLICT, explanation), envelope)
-                    case Claim.NEW:
-                        token = _current.set(work)
-                        try:
-                            await call_next(message)
-                        finally:
-                            _current.reset(token)
-                        await self.barrier("handled")
-        except TimeoutError:
-            if time.expired():
-                limit = f"{self.handler_timeout.total_seconds():g} s"
-                raise HandlerTimeoutError(f"the handler did not finish within {limit}") from None
-            raise
+        # The handler's time lies within the transaction: connecting, beginning and committing have time-outs of their
+        # own, and are no handler's fault.
+        async with self.transactions.begin(envelope) as work, self._handler_time():
+            claim = await work.claim(consumer, message_id, content)
+            await self.barrier("claimed")
+            match claim:
+                case Claim.DUPLICATE:
+                    return Ack(duplicate=True)
+                case Claim.CONFLICT:
+                    explanation = "the message id was used before, for other content"
+                    return _unexecuted(PermanentError(Reason.MESSAGE_ID_CONFLICT, explanation), envelope)
+                case Claim.NEW:
+                    token = _current.set(work)
+                    try:
+                        await call_next(message)
+                    finally:
+                        _current.reset(token)
+                    await self.barrier("handled")
         await self.barrier("committed")
         return Ack()
+
+    @asynccontextmanager
+    async def _handler_time(self) -> AsyncIterator[None]:
+        """Limit the time of a handler; turn the end of it, and a cancellation that it ran into, into failures."""
+        limit = self.handler_timeout.total_seconds()
+        try:
+            async with asyncio.timeout(limit) as time:
+                yield
+        except TimeoutError:
+            if time.expired():
+                raise HandlerTimeoutError(f"the handler did not finish within {limit:g} s") from None
+            raise
+        except asyncio.CancelledError:
+            if is_being_cancelled():
+                raise
+            raise HandlerCancelledError(
+                "the handler ran into a cancellation, in a task that nobody cancelled"
+            ) from None
 
 
 class DeliveryMiddleware(BaseMiddleware[Any, IncomingMessage | None]):

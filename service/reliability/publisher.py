@@ -18,6 +18,7 @@ from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import DeliveryError, PublishError
 
 from service.reliability.link import BrokerLink
+from service.reliability.stopping import is_being_cancelled
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +93,8 @@ class ConfirmingPublisher:
         except TimeoutError:
             return Unconfirmed(f"no confirm within {self.confirm_timeout.total_seconds():g} s")
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
+            if is_being_cancelled():
                 raise
-            # A connection that dies by heartbeat cancels what waits on it, in a task that nobody cancelled.
             return Unconfirmed("the connection was lost")
         except Exception as error:  # whatever the client raises, the outcome is unknown, never success
             return Unconfirmed(f"{type(error).__name__}: {error}"[:500])

@@ -6,6 +6,7 @@ the delivery is never rejected and never dropped. Only the loss of the delivery'
 then delivers the original again.
 """
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -21,7 +22,7 @@ from service.reliability.envelope import Envelope, parked_headers, waiting_heade
 from service.reliability.outcome import Ack, Outcome, Park, Retry, Return
 from service.reliability.publisher import Confirmed, Publisher, Returned
 from service.reliability.retry import backoff
-from service.reliability.stopping import Stopping
+from service.reliability.stopping import Stopping, is_being_cancelled
 from service.reliability.topology import QueueFamily
 from service.telemetry import Metrics
 
@@ -131,7 +132,9 @@ class Settlement:
         name = _outcome_name(outcome)
         try:
             await tell()
-        except (AMQPError, OSError, RuntimeError) as error:
+        except (AMQPError, OSError, RuntimeError, asyncio.CancelledError) as error:
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
             log.warning(
                 "settlement_lost",
                 outcome=name,

@@ -1,4 +1,4 @@
-"""The signal to stop, and pauses that end with it."""
+"""The signal to stop, pauses that end with it, and telling a cancellation from a client's misuse of its exception."""
 
 import asyncio
 from datetime import timedelta
@@ -14,3 +14,12 @@ class Stopping(asyncio.Event):
                 await self.wait()
         except TimeoutError:
             return
+
+
+def is_being_cancelled() -> bool:
+    """Tell, in an `except CancelledError`, whether this task was cancelled.
+
+    The broker's client raises CancelledError in tasks that nobody cancelled, when their connection dies by heartbeat.
+    """
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

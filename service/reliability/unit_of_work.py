@@ -18,8 +18,9 @@ from service.reliability.inbox import Claim
 from service.reliability.outbox import Event
 from service.reliability.retry import is_outage, sqlstate
 
-ACQUIRE_TIMEOUT = 10.0
-"""Seconds to get a connection: the pool has one for each handler, so more means that the database is away."""
+ANSWER_TIMEOUT = 10.0
+"""Seconds to get a connection, to begin, to commit, to roll back. The pool has a connection for each handler, and none
+of these waits for anybody's work: more means that the database is away."""
 
 
 class UnitOfWork(Protocol):
@@ -121,10 +122,10 @@ class PostgresTransactions(Generic[P]):
             work = self._work(connection, cause)
             try:
                 # "begin" without a level would take the role's default, under which a claim may not see the winner.
-                await connection.execute("begin isolation level read committed")
+                await connection.execute("begin isolation level read committed", timeout=ANSWER_TIMEOUT)
                 yield work
                 # COMMIT of an aborted transaction succeeds and answers ROLLBACK.
-                _require_committed(await connection.execute("commit"))
+                _require_committed(await connection.execute("commit", timeout=ANSWER_TIMEOUT))
             except BaseException as error:
                 usable = await _rolled_back(connection)
                 if isinstance(error, Exception) and (is_outage(error) or not usable):
@@ -136,7 +137,7 @@ class PostgresTransactions(Generic[P]):
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
         try:
-            connection = await self._pool.acquire(timeout=ACQUIRE_TIMEOUT)
+            connection = await self._pool.acquire(timeout=ANSWER_TIMEOUT)
         except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
             raise DatabaseUnavailableError(_outage(error)) from error
         try:
@@ -153,7 +154,7 @@ async def _rolled_back(connection: Connection) -> bool:
     """
     try:
         if connection.is_in_transaction():
-            await connection.execute("rollback", timeout=ACQUIRE_TIMEOUT)
+            await connection.execute("rollback", timeout=ANSWER_TIMEOUT)
         return not connection.is_closed()
     except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
         with suppress(asyncpg.InterfaceError):

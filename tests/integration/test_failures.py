@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from service.app import BillingUnitOfWork
+from tests.support.proxy import proxy_to
 from tests.support.rabbit import Rabbit, close_connections, rabbitmqctl
 from tests.support.stock import TYPE, Received, add, settings, stock_service
 from tests.support.waiting import eventually
@@ -242,6 +243,31 @@ async def test_a_database_that_is_away_costs_no_attempt(stock_url: str, rabbit: 
         await rabbit.publish(TYPE, BODY)
         await stock.has_stock(100)
         assert killed == 4
+        assert await rabbit.count("orders.parking") == 0
+
+
+async def test_a_database_that_falls_silent_costs_no_attempt(stock_url: str, rabbit: Rabbit) -> None:
+    """A lost network answers nothing: the handler's time is over, but the rollback gets no answer either."""
+    async with proxy_to("127.0.0.1", 5432) as proxy:
+        silent = 0
+
+        async def fall_silent_once(received: Received, work: BillingUnitOfWork) -> None:
+            nonlocal silent
+            if not silent:
+                silent += 1
+                proxy.passing.clear()
+            await add(received, work)
+
+        url = stock_url.replace(":5432/", f":{proxy.listening_on}/")
+        configuration = settings(url, rabbit.url, max_attempts=1, handler_timeout=1)
+        async with stock_service(configuration, fall_silent_once, watch=stock_url) as stock:
+            await rabbit.publish(TYPE, BODY)
+            await eventually(stock.held, lambda n: n >= 1, within=30)
+            assert await rabbit.count("orders.parking") == 0
+            proxy.passing.set()
+            await stock.has_stock(100, within=30)
+            await eventually(stock.is_ready, bool, within=30)
+        assert silent == 1
         assert await rabbit.count("orders.parking") == 0
 
 

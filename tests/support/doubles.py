@@ -1,6 +1,8 @@
 """Stand-ins for what lies outside of the project: a broker's answers and its deliveries."""
 
-from collections.abc import Awaitable, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +12,7 @@ from aiormq.exceptions import ChannelInvalidStateError
 from pamqp import commands
 from pamqp.header import ContentHeader
 
+from service.reliability.envelope import Envelope
 from service.reliability.publisher import Confirmed, Publication
 
 
@@ -37,10 +40,11 @@ class ScriptedPublisher:
 
 @dataclass(slots=True)
 class FakeChannel:
-    """The wire under a delivery: notes what it is told."""
+    """The wire under a delivery: notes what it is told, or raises `error`."""
 
     journal: list[str]
     is_closed: bool = False
+    error: Exception | None = None
     number: int = 1
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[None]]:
@@ -49,6 +53,8 @@ class FakeChannel:
         async def tell(**arguments: Any) -> None:
             if self.is_closed:
                 raise ChannelInvalidStateError
+            if self.error is not None:
+                raise self.error
             self.journal.append(name.removeprefix("basic_") + (" requeue" if arguments.get("requeue") else ""))
 
         if not name.startswith("basic_"):
@@ -80,3 +86,83 @@ def delivery(
             channel=channel,
         )
     )
+
+
+@dataclass(slots=True)
+class ScriptedTransactions:
+    """Raises errors from a script where a transaction is opened, then opens those of `database`."""
+
+    database: Any
+    script: list[Exception] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def begin(self, cause: Envelope) -> AsyncIterator[Any]:
+        """Raise the next error, or open a transaction."""
+        if self.script:
+            raise self.script.pop(0)
+        async with self.database.begin(cause) as work:
+            yield work
+
+
+@dataclass(slots=True)
+class FakeConnection:
+    """A database connection that says yes to everything, or one whose server has vanished without a word.
+
+    A vanished server answers nothing: a call ends when its own time-out is over, which here is at once.
+    """
+
+    vanishes_after_begin: bool = False
+    statements: list[str] = field(default_factory=list)
+    _in_transaction: bool = False
+
+    async def execute(self, query: str, *_: Any, timeout: float | None = None) -> str:  # noqa: ASYNC109 - the driver's
+        """Answer with the command's tag."""
+        self.statements.append(query)
+        if query.startswith("begin"):
+            self._in_transaction = True
+            return "BEGIN"
+        await self._answer(timeout)
+        self._in_transaction = False
+        return query.upper()
+
+    async def fetchval(self, query: str, *_: Any) -> bool:
+        """Answer that the claim was won."""
+        self.statements.append(query)
+        await self._answer(None)
+        return True
+
+    async def _answer(self, timeout: float | None) -> None:  # noqa: ASYNC109 - the driver's
+        if self.vanishes_after_begin:
+            if timeout is not None:
+                raise TimeoutError
+            await asyncio.Event().wait()
+
+    def is_in_transaction(self) -> bool:
+        """Tell what the client remembers."""
+        return self._in_transaction
+
+    def is_closed(self) -> bool:
+        """Tell what the client knows: nobody closed it."""
+        return False
+
+    def terminate(self) -> None:
+        """Give it up."""
+
+
+@dataclass(slots=True)
+class FakePool:
+    """Hands out connections from a script; None stands for a server that does not answer to a connect."""
+
+    script: list[FakeConnection | None]
+
+    async def acquire(self, *, timeout: float) -> FakeConnection:  # noqa: ASYNC109 - the driver's
+        """Return the next connection, or wait in vain."""
+        connection = self.script.pop(0)
+        if connection is None:
+            async with asyncio.timeout(timeout):
+                await asyncio.Event().wait()
+        assert connection is not None
+        return connection
+
+    async def release(self, connection: FakeConnection) -> None:
+        """Take a connection back."""

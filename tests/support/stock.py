@@ -94,6 +94,10 @@ class StockService:
         samples = [s for metric in metrics if metric.name == "billing_deliveries" for s in metric.samples]
         return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
 
+    async def held(self) -> float:
+        """Return how often an execution was put off because the database was away."""
+        return self.service.metrics.registry.get_sample_value("billing_deliveries_held_total") or 0
+
     async def is_ready(self) -> bool:
         """Tell whether every part works."""
         return all((await self.service.health.parts()).values())
@@ -112,11 +116,11 @@ def subscribe_with(act: Act, consumer: str = "test.stock") -> Callable[[Inbound]
 
 @asynccontextmanager
 async def stock_service(
-    configuration: Settings, act: Act = add, *, consumer: str = "test.stock"
+    configuration: Settings, act: Act = add, *, consumer: str = "test.stock", watch: str | None = None
 ) -> AsyncIterator[StockService]:
-    """Run the service with `act` as the handler; stop it at the end."""
+    """Run the service with `act` as the handler; stop it at the end. `watch` is another way to its database."""
     service = Service(configuration, subscribe=subscribe_with(act, consumer))
-    pool = await asyncpg.create_pool(configuration.database_url.get_secret_value(), min_size=1, max_size=3)
+    pool = await asyncpg.create_pool(watch or configuration.database_url.get_secret_value(), min_size=1, max_size=3)
     running = asyncio.create_task(service.run())
     stock = StockService(service, running, pool)
     try:

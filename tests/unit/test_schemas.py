@@ -36,7 +36,7 @@ def test_a_currency_has_its_minor_units(currency: str, decimals: int) -> None:
 @pytest.mark.parametrize("code", ["XXX", "XAU", "usd", " USD", "USD ", "US", "EURO", "€", "", "AAA"])
 def test_what_is_no_currency_with_minor_units_is_refused(code: str) -> None:
     assert refusal(placed(ORDER, currency=code)) == [
-        "currency: Value error, must be the ISO 4217 code of a currency, in capital letters"
+        "currency: must be the ISO 4217 code of a currency, in capital letters"
     ]
 
 
@@ -60,7 +60,7 @@ def test_a_price_with_too_many_decimals_is_refused(currency: str, price: str) ->
 @pytest.mark.parametrize("price", [9.95, 10, True, None])
 def test_money_as_a_number_is_refused(price: object) -> None:
     [why] = refusal(placed(ORDER, lines=[{"sku": "nail", "quantity": 1, "unit_price": price}]))
-    assert why == 'lines.0.unit_price: Value error, money is a JSON string such as "19.90", never a number'
+    assert why == 'lines.0.unit_price: money is a JSON string such as "19.90", never a number'
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_money_as_a_number_is_refused(price: object) -> None:
 )
 def test_money_that_is_no_plain_decimal_is_refused(price: str) -> None:
     [why] = refusal(placed(ORDER, lines=[{"sku": "nail", "quantity": 1, "unit_price": price}]))
-    assert why.startswith("lines.0.unit_price: Value error, must be a plain decimal")
+    assert why.startswith("lines.0.unit_price: must be a plain decimal")
 
 
 @given(units=st.integers(0, 10**15), currency=st.sampled_from(["JPY", "EUR", "BHD", "CLF"]))
@@ -102,7 +102,7 @@ def test_a_total_is_bounded_in_minor_units() -> None:
     assert OrderPlaced.model_validate_json(placed(ORDER, lines=[line])[1])
     one_more = {"sku": "nail", "quantity": 1, "unit_price": "0.01"}
     [why] = refusal(placed(ORDER, lines=[line, one_more]))
-    assert why == ": Value error, the total must be at most 1000000000000000 minor units"
+    assert why == ": the total must be at most 1000000000000000 minor units"
 
 
 @pytest.mark.parametrize(
