@@ -27,7 +27,7 @@ from service.reliability.consumer import Consumer
 from service.reliability.envelope import Envelope
 from service.reliability.errors import TopologyError
 from service.reliability.inbound import Inbound
-from service.reliability.link import BrokerLink
+from service.reliability.link import BrokerLink, losses_are_errors
 from service.reliability.middleware import Reliability
 from service.reliability.outcome import Reason
 from service.reliability.publisher import ConfirmingPublisher
@@ -244,7 +244,8 @@ class Service:
     async def _declare(self) -> None:
         make = topology.declare if self.settings.topology == "declare" else topology.verify
         async with self._link("billing-topology") as link:
-            await make(link, whole_topology(self.family))
+            with losses_are_errors():
+                await make(link, whole_topology(self.family))
 
     async def _database_answers(self) -> bool:
         return bool(await self._pool.fetchval("select true"))

@@ -22,7 +22,7 @@ from aiormq.abc import DeliveredMessage
 from service.reliability.envelope import read_envelope
 from service.reliability.errors import TopologyError
 from service.reliability.inbound import Inbound
-from service.reliability.link import BrokerLink
+from service.reliability.link import BrokerLink, losses_are_errors
 from service.reliability.outcome import Diagnosis, Park, Reason
 from service.reliability.retry import backoff, diagnose
 from service.reliability.settlement import Settlement
@@ -74,7 +74,8 @@ class Consumer:
             failures = 0
             while not self._stopping.is_set():
                 try:
-                    await self._consume()
+                    with losses_are_errors():
+                        await self._consume()
                     failures = 0
                 except TopologyError:
                     raise

@@ -6,6 +6,8 @@ Here whoever needs a channel asks for one, and learns that it is gone by an exce
 """
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
@@ -13,11 +15,28 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from yarl import URL
 
+from service.reliability.stopping import is_being_cancelled
+
 CONNECT_TIMEOUT = 10.0
 """Seconds for TCP, TLS and the AMQP handshake together."""
 
 HEARTBEAT = 10
 """Seconds; the client declares a silent connection dead after three missed ones. Its default of 60 means minutes."""
+
+
+@contextmanager
+def losses_are_errors() -> Iterator[None]:
+    """Turn the CancelledError of a connection that died by heartbeat into a ConnectionError.
+
+    The client raises it in whatever waits on that connection, in tasks that nobody cancelled; unturned, it would end
+    them without a word.
+    """
+    try:
+        yield
+    except asyncio.CancelledError:
+        if is_being_cancelled():
+            raise
+        raise ConnectionError("the connection was lost") from None
 
 
 class BrokerLink:
@@ -45,10 +64,11 @@ class BrokerLink:
         Raises:
             OSError, aio_pika.exceptions.AMQPError, TimeoutError: the broker cannot be reached or refuses.
         """
-        connection = await self._connected()
-        async with asyncio.timeout(CONNECT_TIMEOUT):
-            channel = connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
-            await channel.initialize()
+        with losses_are_errors():
+            connection = await self._connected()
+            async with asyncio.timeout(CONNECT_TIMEOUT):
+                channel = connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
+                await channel.initialize()
         return channel
 
     async def close(self) -> None:

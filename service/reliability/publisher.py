@@ -17,8 +17,7 @@ from aio_pika import Message
 from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import DeliveryError, PublishError
 
-from service.reliability.link import BrokerLink
-from service.reliability.stopping import is_being_cancelled
+from service.reliability.link import BrokerLink, losses_are_errors
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,28 +76,23 @@ class ConfirmingPublisher:
     async def publish(self, message: Message, exchange: str, routing_key: str) -> Publication:
         """Publish and wait for the broker's answer, at most `confirm_timeout`."""
         try:
-            async with (
-                asyncio.timeout(self.confirm_timeout.total_seconds()),
-                self._alone(message.message_id or ""),
-            ):
-                channel = await self._open_channel()
-                target = (
-                    channel.default_exchange if exchange == "" else await channel.get_exchange(exchange, ensure=False)
-                )
-                await target.publish(message, routing_key, mandatory=True)
+            with losses_are_errors():
+                await self._publish(message, exchange, routing_key)
         except PublishError as error:
             return Returned(f"{_reply(error)} for exchange '{exchange}', routing key '{routing_key}'")
         except DeliveryError:
             return Refused(f"refused by a queue behind exchange '{exchange}', routing key '{routing_key}'")
         except TimeoutError:
             return Unconfirmed(f"no confirm within {self.confirm_timeout.total_seconds():g} s")
-        except asyncio.CancelledError:
-            if is_being_cancelled():
-                raise
-            return Unconfirmed("the connection was lost")
         except Exception as error:  # whatever the client raises, the outcome is unknown, never success
             return Unconfirmed(f"{type(error).__name__}: {error}"[:500])
         return Confirmed()
+
+    async def _publish(self, message: Message, exchange: str, routing_key: str) -> None:
+        async with asyncio.timeout(self.confirm_timeout.total_seconds()), self._alone(message.message_id or ""):
+            channel = await self._open_channel()
+            target = channel.default_exchange if exchange == "" else await channel.get_exchange(exchange, ensure=False)
+            await target.publish(message, routing_key, mandatory=True)
 
     async def _open_channel(self) -> AbstractChannel:
         async with self._opening:
