@@ -22,21 +22,19 @@ ORIGINAL_ROUTING_KEY = "x-original-routing-key"
 SHORT_STRING = 255
 """Bytes that AMQP's short strings hold: names of exchanges, routing keys, ids."""
 
-_NOT_CARRIED = frozenset({"CC", "BCC"})
-"""Would make the broker copy the successor to whatever queues the producer named."""
-
-_NOT_CARRIED_PREFIXES = (
-    "x-death",
-    "x-first-death-",
-    "x-last-death-",
-    "x-delivery-count",
-    "x-acquired-count",
-    "x-attempt",
-    "x-parked-",
-    "x-exception-",
-    "x-original-",
+_NOT_CARRIED = frozenset(
+    {
+        # Would make the broker copy the successor to whatever queues the producer named.
+        *("CC", "BCC"),
+        # The broker's bookkeeping: 3.10 counts on from a forged x-death, and all of it would grow at each cycle.
+        *("x-death", "x-delivery-count", "x-acquired-count"),
+        *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
+        # Our own.
+        *(ATTEMPT, ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY, "x-original-queue"),
+        *("x-parked-reason", "x-parked-at", "x-attempts", "x-exception-type", "x-exception-message"),
+    }
 )
-"""The broker's bookkeeping and our own: 3.10 counts on from a forged x-death, and both would grow at each cycle."""
+"""Headers that no copy carries on: by name, so that a producer's own, such as x-original-url, are kept."""
 
 _PLAIN_ENCODINGS = frozenset({"", "identity", "utf-8", "utf8"})
 """Content encodings of a body that is not compressed; Spring and Celery send the name of the character set here."""
@@ -91,7 +89,7 @@ def read_envelope(message: Arrived, max_attempts: int) -> Envelope:
         attempt=_attempt(headers.get(ATTEMPT), max_attempts) if came_back else 1,
         exchange=(came_back and _text(headers.get(ORIGINAL_EXCHANGE))) or exchange,
         routing_key=(came_back and _text(headers.get(ORIGINAL_ROUTING_KEY))) or routing_key,
-        headers={name: value for name, value in headers.items() if _is_carried(name)},
+        headers={name: value for name, value in headers.items() if name not in _NOT_CARRIED},
     )
 
 
@@ -180,7 +178,3 @@ def _text(value: object) -> str | None:
     if isinstance(value, str) and 0 < len(value.encode("utf-8", "replace")) <= SHORT_STRING and "\0" not in value:
         return value
     return None
-
-
-def _is_carried(name: str) -> bool:
-    return name not in _NOT_CARRIED and not name.startswith(_NOT_CARRIED_PREFIXES)

@@ -122,10 +122,10 @@ class PostgresTransactions(Generic[P]):
             work = self._work(connection, cause)
             try:
                 # "begin" without a level would take the role's default, under which a claim may not see the winner.
-                await connection.execute("begin isolation level read committed", timeout=ANSWER_TIMEOUT)
+                await _answer(connection, "begin isolation level read committed")
                 yield work
                 # COMMIT of an aborted transaction succeeds and answers ROLLBACK.
-                _require_committed(await connection.execute("commit", timeout=ANSWER_TIMEOUT))
+                _require_committed(await _answer(connection, "commit"))
             except BaseException as error:
                 usable = await _rolled_back(connection)
                 if isinstance(error, Exception) and (is_outage(error) or not usable):
@@ -145,6 +145,18 @@ class PostgresTransactions(Generic[P]):
         finally:
             with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await self._pool.release(connection)
+
+
+async def _answer(connection: Connection, statement: str) -> str:
+    """Execute a statement that waits for nobody's work; return the server's answer.
+
+    Raises:
+        DatabaseUnavailableError: there was none in time. After COMMIT the outcome is unknown.
+    """
+    try:
+        return await connection.execute(statement, timeout=ANSWER_TIMEOUT)
+    except TimeoutError as error:
+        raise DatabaseUnavailableError(f"no answer to {statement.split(maxsplit=1)[0].upper()} in time") from error
 
 
 async def _rolled_back(connection: Connection) -> bool:

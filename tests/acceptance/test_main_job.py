@@ -1,6 +1,5 @@
 """The main job by the service's public face: order events in, invoices kept, invoice events out."""
 
-import asyncio
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
@@ -256,4 +255,3 @@ async def test_a_service_without_its_queue_is_not_ready(service: ServiceProcess,
     code = await service.wait()
     assert code == 1
     assert "queue orders.work: " in service.log
-    await asyncio.sleep(0)

@@ -44,7 +44,7 @@ class FakeChannel:
 
     journal: list[str]
     is_closed: bool = False
-    error: Exception | None = None
+    error: BaseException | None = None
     number: int = 1
 
     def __getattr__(self, name: str) -> Callable[..., Awaitable[None]]:
@@ -108,10 +108,12 @@ class ScriptedTransactions:
 class FakeConnection:
     """A database connection that says yes to everything, or one whose server has vanished without a word.
 
-    A vanished server answers nothing: a call ends when its own time-out is over, which here is at once.
+    A vanished server answers nothing: a call ends when its own time-out is over, which here is at once. A server that
+    is slow to `unanswered` answers to everything else.
     """
 
     vanishes_after_begin: bool = False
+    unanswered: str | None = None
     statements: list[str] = field(default_factory=list)
     _in_transaction: bool = False
 
@@ -123,6 +125,8 @@ class FakeConnection:
             return "BEGIN"
         await self._answer(timeout)
         self._in_transaction = False
+        if query == self.unanswered:
+            raise TimeoutError
         return query.upper()
 
     async def fetchval(self, query: str, *_: Any) -> bool:
@@ -151,15 +155,19 @@ class FakeConnection:
 
 @dataclass(slots=True)
 class FakePool:
-    """Hands out connections from a script; None stands for a server that does not answer to a connect."""
+    """Hands out connections from a script; None stands for a server that does not answer to a connect.
+
+    Nobody waits for long: a time-out of seconds is over after `patience`.
+    """
 
     script: list[FakeConnection | None]
+    patience: float = 0.2
 
     async def acquire(self, *, timeout: float) -> FakeConnection:  # noqa: ASYNC109 - the driver's
         """Return the next connection, or wait in vain."""
         connection = self.script.pop(0)
         if connection is None:
-            async with asyncio.timeout(timeout):
+            async with asyncio.timeout(min(timeout, self.patience)):
                 await asyncio.Event().wait()
         assert connection is not None
         return connection

@@ -44,8 +44,7 @@ def test_reading_an_envelope_never_fails_and_the_attempt_is_within_its_range(
     )
     envelope = read_envelope(message, 5)
     assert 1 <= envelope.attempt <= 5
-    assert not any(name.startswith(("x-death", "x-attempt", "x-parked-", "x-original-")) for name in envelope.headers)
-    assert not {"CC", "BCC"} & envelope.headers.keys()
+    assert not {"CC", "BCC", "x-death", "x-attempt", "x-original-exchange"} & envelope.headers.keys()
 
 
 @pytest.mark.parametrize(
@@ -75,7 +74,8 @@ def test_an_attempt_is_believed_only_from_our_own_queues_and_within_its_range(
     exchange: str, value: object, attempt: int
 ) -> None:
     message = delivery(exchange=exchange, routing_key="orders.work", headers={"x-attempt": value})
-    assert read_envelope(message, 5).attempt == attempt
+    read = read_envelope(message, 5).attempt
+    assert (read, type(read)) == (attempt, int)
 
 
 @given(
@@ -129,6 +129,11 @@ def test_bookkeeping_is_not_carried_on(name: str, exchange: str) -> None:
     assert read_envelope(message, 5).headers == {"tenant": "a"}
 
 
+@pytest.mark.parametrize("name", ["x-original-url", "x-exception-policy", "x-attempted-by", "x-parked-car", "cc"])
+def test_a_producers_header_that_only_looks_like_bookkeeping_is_carried_on(name: str) -> None:
+    assert read_envelope(delivery(headers={name: "own"}), 5).headers == {name: "own"}
+
+
 def test_the_routing_key_serves_where_there_is_no_type() -> None:
     assert read_envelope(delivery(routing_key="order.paid"), 5).type == "order.paid"
     assert read_envelope(delivery(routing_key="order.paid", message_type="order.placed"), 5).type == "order.placed"
@@ -138,8 +143,8 @@ def test_where_a_message_came_from_is_remembered_over_a_wait() -> None:
     headers = {"x-original-exchange": "orders", "x-original-routing-key": "order.paid"}
     returned = read_envelope(delivery(exchange="", routing_key="orders.work", headers=headers), 5)
     assert (returned.exchange, returned.routing_key) == ("orders", "order.paid")
-    forged = read_envelope(delivery(exchange="orders", routing_key="order.placed", headers=headers), 5)
-    assert (forged.exchange, forged.routing_key) == ("orders", "order.placed")
+    forged = read_envelope(delivery(exchange="elsewhere", routing_key="order.placed", headers=headers), 5)
+    assert (forged.exchange, forged.routing_key) == ("elsewhere", "order.placed")
 
 
 @pytest.mark.parametrize("value", [None, "", 1, True, b"orders", "a\0b", "x" * 256, "é" * 128, ["orders"], {}])

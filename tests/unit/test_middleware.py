@@ -449,6 +449,13 @@ async def test_a_database_that_vanishes_in_the_middle_spends_no_attempt() -> Non
     assert bench.journal[-2:] == ["committed", "ack"]
 
 
+async def test_a_commit_that_is_not_answered_in_time_spends_no_attempt() -> None:
+    """A standby that does not confirm, say: the connection is fine, and the message is not to blame."""
+    bench = await _with_a_silent_database(FakeConnection(unanswered="commit"))
+    assert bench.copies == []
+    assert bench.journal[-2:] == ["committed", "ack"]
+
+
 async def test_a_service_that_stops_gives_a_held_message_back() -> None:
     away = [DatabaseUnavailableError("away") for _ in range(1000)]
     bench = Bench(ScriptedTransactions(MemoryDatabase(NOW), list(away)))

@@ -237,10 +237,14 @@ async def test_a_service_that_stops_repairs_nothing() -> None:
     assert bench.journal == ["returned orders.parking"]
 
 
-@pytest.mark.parametrize("error", [AMQPConnectionError(), ConnectionResetError(), RuntimeError("closed")])
+@pytest.mark.parametrize(
+    "error", [AMQPConnectionError(), ConnectionResetError(), RuntimeError("closed"), asyncio.CancelledError()]
+)
 @pytest.mark.parametrize("outcome", [Ack(), RETRY, Return()])
-async def test_whatever_the_client_raises_for_a_lost_channel_is_no_failure(outcome: Outcome, error: Exception) -> None:
-    """The broker delivers it again, and the inbox recognises it."""
+async def test_whatever_the_client_raises_for_a_lost_channel_is_no_failure(
+    outcome: Outcome, error: BaseException
+) -> None:
+    """The broker delivers it again, and the inbox recognises it. A death by heartbeat is told as a cancellation."""
     bench = Bench()
     message = delivery(journal=bench.journal)
     message.channel.error = error  # type: ignore[attr-defined]

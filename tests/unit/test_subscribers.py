@@ -202,9 +202,11 @@ async def test_an_event_that_nobody_subscribed_to_has_no_subscriber(bench: Bench
 
 async def test_prepared_subscribers_process_without_being_started(bench: Bench) -> None:
     """Pins the framework's private steps: an upgrade that moves them fails here."""
-    bench.inbound.prepare()
     subscriber = bench.inbound.find("order.placed")
     assert subscriber is not None
+    assert not subscriber.running
+    bench.inbound.prepare()
+    assert subscriber.running
     journal: list[str] = []
     await subscriber.process_message(delivery(placed(ORDER)[1], journal=journal))
     assert len(bench.database.tables.events) == 1
