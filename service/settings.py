@@ -123,8 +123,8 @@ class Settings(BaseSettings):
         try:
             parts = urlsplit(url.get_secret_value())
             valid = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-            # A bare @ in the password: the drivers would take a part of it for the host's name, and log that.
-            valid = valid and parts.netloc.count("@") <= 1
+            # A bare @ or / in the password: the drivers would take a part of it for a name, and log that.
+            valid = valid and parts.netloc.count("@") <= 1 and "@" not in parts.path
         except ValueError:
             valid = False
         if not valid:

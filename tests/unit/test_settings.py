@@ -163,6 +163,14 @@ def test_a_password_with_a_bare_at_sign_is_refused_for_the_database(monkeypatch:
     assert SECRET not in str(refused.value)
 
 
+def test_a_password_with_a_bare_slash_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With digits in front of it, they were taken for a port, and the rest of the password for the virtual host."""
+    monkeypatch.setenv("BILLING_RABBITMQ_URL", f"amqp://u:12/{SECRET}@h/v")
+    with pytest.raises(SettingsError, match="percent-encode") as refused:
+        load_settings()
+    assert SECRET not in str(refused.value)
+
+
 def test_a_dotenv_file_in_another_encoding_is_told_in_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """The start ended in a UnicodeDecodeError and a traceback."""
     (tmp_path / ".env").write_bytes(f"BILLING_RABBITMQ_URL=amqp://u:{SECRET}\xff@h/v\n".encode("latin-1"))
