@@ -7,9 +7,9 @@ is left alone: in-process, the application has set it up.
 import asyncio
 import os
 
+import asyncpg
 from alembic import context
 from sqlalchemy import Connection, pool, text
-from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlmodel import SQLModel
 
@@ -36,8 +36,12 @@ def migrate(connection: Connection) -> None:
 async def main() -> None:
     """Connect and migrate."""
     address = context.config.attributes.get("url") or os.environ["BILLING_DATABASE_URL"]
-    url = make_url(address).set(drivername="postgresql+asyncpg")
-    engine = create_async_engine(url, poolclass=pool.NullPool, connect_args={"timeout": 10})
+
+    async def connect() -> asyncpg.Connection:
+        # The driver reads the address itself: it knows sslmode and the like, which SQLAlchemy would pass on unread.
+        return await asyncpg.connect(address, timeout=10)
+
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=pool.NullPool)
     try:
         async with engine.begin() as connection:
             await connection.run_sync(migrate)

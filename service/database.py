@@ -17,6 +17,9 @@ APPLICATION_NAME = "billing"
 CONNECT_TIMEOUT = 5.0
 """Seconds for one attempt to connect."""
 
+_KEEPALIVES = {"tcp_keepalives_idle": "3", "tcp_keepalives_interval": "1", "tcp_keepalives_count": "3"}
+"""The server drops the session of a peer that vanished, with its claims and locks, after seconds instead of hours."""
+
 _PROJECT = Path(__file__).resolve().parent.parent
 
 
@@ -28,25 +31,17 @@ def make_pool(url: str, size: int) -> asyncpg.Pool:
         max_size=size,
         timeout=CONNECT_TIMEOUT,
         reset=_leave_as_is,
-        server_settings={"application_name": APPLICATION_NAME},
+        server_settings={"application_name": APPLICATION_NAME} | _KEEPALIVES,
     )
 
 
 async def connect(url: str, purpose: str) -> asyncpg.Connection:
-    """Open a single connection, named after its purpose in `pg_stat_activity`.
-
-    TCP keepalives are short, so that the server drops the session, and the lock it may hold, of a peer that vanished.
-    """
+    """Open a single connection, named after its purpose in `pg_stat_activity`."""
     return await asyncpg.connect(
         url,
         timeout=CONNECT_TIMEOUT,
         command_timeout=30,
-        server_settings={
-            "application_name": f"{APPLICATION_NAME}-{purpose}",
-            "tcp_keepalives_idle": "3",
-            "tcp_keepalives_interval": "1",
-            "tcp_keepalives_count": "3",
-        },
+        server_settings={"application_name": f"{APPLICATION_NAME}-{purpose}"} | _KEEPALIVES,
     )
 
 
@@ -78,8 +73,15 @@ def migrate(url: str) -> None:
     config.attributes["url"] = url
     try:
         command.upgrade(config, "head")
-    except (OSError, TimeoutError, SQLAlchemyError, asyncpg.PostgresError, CommandError) as error:
-        raise SchemaError(f"migration failed: {type(error).__name__}: {str(error).splitlines()[0]}") from error
+    except (
+        OSError,
+        TimeoutError,
+        SQLAlchemyError,
+        asyncpg.PostgresError,
+        asyncpg.InterfaceError,
+        CommandError,
+    ) as error:
+        raise SchemaError(f"migration failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
 
 
 def _alembic_config() -> Config:

@@ -104,13 +104,13 @@ def is_paid_by(invoice: Invoice, payment: OrderPaid) -> bool:
     Raises:
         RuleViolationError: another amount or currency, another payment, or a void invoice.
     """
-    if (invoice.currency, invoice.total) != (payment.currency, payment.amount):
-        raise RuleViolationError(
-            f"the payment of order {payment.order_id} is not over its invoice's amount and currency"
-        )
     match invoice.status:
-        case Status.ISSUED:
+        case Status.ISSUED if (invoice.currency, invoice.total) == (payment.currency, payment.amount):
             return True
+        case Status.ISSUED:
+            raise RuleViolationError(
+                f"the payment of order {payment.order_id} is not over its invoice's amount and currency"
+            )
         case Status.PAID if invoice.payment_reference == payment.payment_reference:
             return False
         case Status.PAID:

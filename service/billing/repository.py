@@ -15,7 +15,7 @@ ISSUE = """
 with issued as (
     insert into invoices (id, order_id, customer_id, currency, total, status, placed_at)
     values ($1, $2, $3, $4, $5, 'issued', $6)
-    on conflict (order_id) do nothing
+    on conflict do nothing
     returning id, created_at
 ), kept as (
     insert into invoice_lines (invoice_id, line_number, sku, quantity, unit_price)
@@ -25,7 +25,10 @@ with issued as (
 )
 select created_at from issued
 """
-"""One round trip for invoice and lines. Waits for a concurrent insert of the same order and loses to its commit."""
+"""One round trip for invoice and lines. Waits for a concurrent insert of the same order and loses to its commit.
+
+The conflict has no target: both unique keys, id and order, come from the order, and either may be met first.
+"""
 
 LOCK = """
 select id, order_id, customer_id, currency, total, status, placed_at, payment_reference

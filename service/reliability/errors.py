@@ -5,6 +5,7 @@ ReliabilityError
 ├── HandlerTimeoutError      the handler took longer than HANDLER_TIMEOUT: an attempt is spent
 ├── HandlerCancelledError    the handler ran into a CancelledError of somebody else's: an attempt is spent
 ├── TransactionAbortedError  COMMIT answered ROLLBACK: an attempt is spent
+├── ClaimContestedError      another copy is being processed for too long: held and run again, no attempt is spent
 ├── DatabaseUnavailableError an outage, not the message's fault: held and run again, no attempt is spent
 ├── TopologyError            the broker's queues are not what the contract says: the start stops
 └── SchemaError              the database's tables are not those of this version
@@ -39,6 +40,10 @@ class HandlerCancelledError(ReliabilityError):
 
 class TransactionAbortedError(ReliabilityError):
     """The handler swallowed a statement's error: PostgreSQL had rolled back, nothing was stored."""
+
+
+class ClaimContestedError(ReliabilityError):
+    """Another transaction has claimed the message and neither commits nor rolls back."""
 
 
 class DatabaseUnavailableError(ReliabilityError):

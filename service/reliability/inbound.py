@@ -121,7 +121,7 @@ def _decoder(model: type[BaseModel]) -> Callable[[StreamMessage[Any]], Awaitable
     return decode
 
 
-_MAY_QUOTE = frozenset({"value_error", "assertion_error", "union_tag_invalid"})
+_MAY_QUOTE = frozenset({"value_error", "assertion_error", "union_tag_invalid", "uuid_parsing"})
 """Kinds of errors whose text may quote the body. A validator that has something to tell raises PydanticCustomError."""
 
 

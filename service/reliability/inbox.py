@@ -41,4 +41,6 @@ async def claim(connection: Connection, consumer: str, message_id: str, digest: 
     if await connection.fetchval(CLAIM, consumer, message_id, digest):
         return Claim.NEW
     stored = await connection.fetchval(DIGEST, consumer, message_id)
+    if stored is None:  # pruned in between
+        return await claim(connection, consumer, message_id, digest)
     return Claim.DUPLICATE if stored == digest else Claim.CONFLICT

@@ -19,6 +19,7 @@ from faststream.message import StreamMessage
 from service.reliability.barrier import Barrier, no_barrier
 from service.reliability.envelope import Envelope, digest, identify, read_envelope, require_size
 from service.reliability.errors import (
+    ClaimContestedError,
     DatabaseUnavailableError,
     HandlerCancelledError,
     HandlerTimeoutError,
@@ -30,10 +31,12 @@ from service.reliability.outcome import Ack, Outcome, Park, Reason, Return
 from service.reliability.retry import backoff, diagnose
 from service.reliability.settlement import Settlement
 from service.reliability.stopping import Stopping, is_being_cancelled
-from service.reliability.unit_of_work import Transactions
+from service.reliability.unit_of_work import Transactions, UnitOfWork
 from service.telemetry import Metrics
 
 Next = Callable[[StreamMessage[Any]], Awaitable[Any]]
+
+_CONFLICT = PermanentError(Reason.MESSAGE_ID_CONFLICT, "the message id was used before, for other content")
 
 log = structlog.get_logger(__name__)
 
@@ -47,7 +50,8 @@ class Reliability:
         transactions: opens the handler's transaction.
         settlement: tells the broker.
         metrics: handler durations and held deliveries.
-        handler_timeout: for claim and handler together; then rolled back and an attempt spent.
+        handler_timeout: for the handler; then rolled back and an attempt spent. Connecting, beginning, claiming and
+            committing have time-outs of their own: they are no handler's fault.
         max_body_bytes: larger bodies are parked unparsed.
         slots: handlers at once; deliveries wait in front of it without a database connection.
         jitter: a number in [0, 1), for pauses.
@@ -92,13 +96,14 @@ class Reliability:
         except Exception as error:  # whatever a decoder raises, the message was not executed
             return _unexecuted(error, envelope)
         outages = 0
-        while not self.stopping.is_set():
+        # A delivery whose channel is lost comes again: executed here as well, it would be one execution too many.
+        while not (self.stopping.is_set() or self.settlement.is_lost(message.raw_message)):
             try:
                 with self.metrics.handler_seconds.labels(subscription.consumer).time():
                     return await self._transact(
                         call_next, message, envelope, subscription.consumer, message_id, content
                     )
-            except DatabaseUnavailableError as error:
+            except (DatabaseUnavailableError, ClaimContestedError) as error:
                 outages += 1
                 self.metrics.outages.inc()
                 log.warning("delivery_held", message_id=message_id, outages=outages, explanation=str(error))
@@ -118,26 +123,34 @@ class Reliability:
         message_id: str,
         content: bytes,
     ) -> Outcome:
-        # The handler's time lies within the transaction: connecting, beginning and committing have time-outs of their
-        # own, and are no handler's fault.
-        async with self.transactions.begin(envelope) as work, self._handler_time():
-            claim = await work.claim(consumer, message_id, content)
+        async with self.transactions.begin(envelope) as work:
+            claim = await self._claim(work, consumer, message_id, content)
             await self.barrier("claimed")
             match claim:
                 case Claim.DUPLICATE:
                     return Ack(duplicate=True)
                 case Claim.CONFLICT:
-                    explanation = "the message id was used before, for other content"
-                    return _unexecuted(PermanentError(Reason.MESSAGE_ID_CONFLICT, explanation), envelope)
+                    return _unexecuted(_CONFLICT, envelope)
                 case Claim.NEW:
-                    token = _current.set(work)
-                    try:
-                        await call_next(message)
-                    finally:
-                        _current.reset(token)
+                    async with self._handler_time():
+                        token = _current.set(work)
+                        try:
+                            await call_next(message)
+                        finally:
+                            _current.reset(token)
                     await self.barrier("handled")
         await self.barrier("committed")
         return Ack()
+
+    async def _claim(self, work: UnitOfWork, consumer: str, message_id: str, content: bytes) -> Claim:
+        """Claim the message; waits for a concurrent copy, whose slowness is not this one's failure."""
+        try:
+            async with asyncio.timeout(self.handler_timeout.total_seconds()) as time:
+                return await work.claim(consumer, message_id, content)
+        except TimeoutError:
+            if time.expired():
+                raise ClaimContestedError("another copy of the message is being processed") from None
+            raise
 
     @asynccontextmanager
     async def _handler_time(self) -> AsyncIterator[None]:

@@ -25,7 +25,8 @@ _PERMANENT_SQLSTATES = {
 
 _OUTAGE_SQLSTATES = (
     "08",  # connection exception
-    "53",  # insufficient resources: too many connections, disk full, out of memory
+    "53100",  # disk full
+    "53300",  # too many connections
     "57P",  # operator intervention: shutdown, crash recovery, starting up
     "25006",  # read-only transaction: a standby, or a primary that is being failed over
 )

@@ -51,7 +51,10 @@ class PostgresUnitOfWork:
     """A transaction in PostgreSQL; applications derive from it and add their repositories.
 
     Attributes:
-        connection: inside the transaction; handlers may execute anything on it but commit and rollback.
+        connection: inside the transaction, one statement at a time. Handlers neither commit nor roll back; a part is
+            taken back with SAVEPOINT statements, since the driver's `transaction()` refuses one that it did not begin.
+            What outlives a transaction (SET without LOCAL, LISTEN, session locks, temporary tables) must not be used:
+            the connection goes to the next message as it is.
     """
 
     def __init__(self, connection: Connection, cause: Envelope, exchange: str) -> None:
@@ -127,8 +130,8 @@ class PostgresTransactions(Generic[P]):
                 # COMMIT of an aborted transaction succeeds and answers ROLLBACK.
                 _require_committed(await _answer(connection, "commit"))
             except BaseException as error:
-                usable = await _rolled_back(connection)
-                if isinstance(error, Exception) and (is_outage(error) or not usable):
+                lost = await _is_lost_after_rollback(connection)
+                if isinstance(error, Exception) and (lost or is_outage(error)):
                     raise DatabaseUnavailableError(_outage(error)) from error
                 raise
         if work.has_events:
@@ -159,19 +162,25 @@ async def _answer(connection: Connection, statement: str) -> str:
         raise DatabaseUnavailableError(f"no answer to {statement.split(maxsplit=1)[0].upper()} in time") from error
 
 
-async def _rolled_back(connection: Connection) -> bool:
-    """Roll back; tell whether the connection is still of use.
+async def _is_lost_after_rollback(connection: Connection) -> bool:
+    """Roll back; tell whether the connection to the server is lost.
 
-    The pool takes a connection that died away from its stand-in, which then raises at every call.
+    A handler that left it in use (two statements at once) has not lost it: that connection is given up, and the failure
+    is the handler's. The pool takes a connection that died away from its stand-in, which then raises at every call.
     """
+    try:
+        if connection.is_closed():
+            return True
+    except asyncpg.InterfaceError:
+        return True
     try:
         if connection.is_in_transaction():
             await connection.execute("rollback", timeout=ANSWER_TIMEOUT)
-        return not connection.is_closed()
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        return connection.is_closed()
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         with suppress(asyncpg.InterfaceError):
             connection.terminate()
-        return False
+        return not isinstance(error, asyncpg.InterfaceError)
 
 
 def _require_committed(answer: str) -> None:
