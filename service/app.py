@@ -7,8 +7,11 @@ flight, let the relay finish its window, close.
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import asyncpg
 import structlog
@@ -18,7 +21,7 @@ from service import contract, database
 from service.billing import handlers
 from service.billing.errors import BillingError, RuleViolationError
 from service.billing.repository import PostgresInvoices
-from service.health import Health
+from service.health import Health, within
 from service.http import serve, web_application
 from service.reliability import outbox, topology
 from service.reliability.barrier import Barrier, no_barrier
@@ -32,7 +35,7 @@ from service.reliability.middleware import Reliability
 from service.reliability.outcome import Reason
 from service.reliability.publisher import ConfirmingPublisher
 from service.reliability.relay import Relay, RelayState
-from service.reliability.retry import RetryPolicy, backoff
+from service.reliability.retry import RetryPolicy, backoff, short
 from service.reliability.settlement import Settlement
 from service.reliability.stopping import Stopping
 from service.reliability.topology import Exchange, QueueFamily, Topology
@@ -99,7 +102,9 @@ class Service:
         self._relay_link = self._link("billing-relay")
         # One connection for each handler, one for probes and metrics.
         self._pool = database.make_pool(self._database_url, settings.concurrency + 1)
+        # Set after the consumer is cancelled: what is given back before that would be delivered to us again.
         self._handlers_stopping = Stopping()
+        self._repairing = asyncio.Lock()
         self._relay = Relay(
             connect=lambda: database.connect(self._database_url, "relay"),
             publisher=ConfirmingPublisher(self._relay_link, settings.confirm_timeout),
@@ -121,7 +126,7 @@ class Service:
             now=lambda: datetime.now(UTC),  # noqa: TID251 - the one place that reads the clock
             jitter=self._jitter,
             stopping=self._handlers_stopping,
-            repair=self._declare,
+            repair=self._repair,
             barrier=barrier,
         )
         reliability = Reliability(
@@ -210,14 +215,15 @@ class Service:
     async def _close(self) -> None:
         links = (self._consumer_link, self._publisher_link, self._relay_link)
         await asyncio.gather(*(link.close() for link in links))
-        self._pool.terminate()
+        with suppress(asyncpg.InterfaceError):  # it was never used
+            self._pool.terminate()
 
-    async def _patiently(self, server: str, attempt: Callable[[], Awaitable[None]]) -> None:
+    async def _patiently(self, server: str, attempt: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Try until it works or the service is asked to stop; only a wrong topology ends the waiting."""
         failures = 0
         while not self.stopping.is_set():
             try:
-                return await attempt()
+                return await self._unless_stopped(attempt())
             except TopologyError:
                 raise
             except Exception as error:  # a server that is not there yet, in whatever form it is told
@@ -227,14 +233,22 @@ class Service:
                     server=server,
                     failures=failures,
                     error=type(error).__name__,
-                    explanation=str(error)[:300],
+                    explanation=short(error),
                 )
                 await self.stopping.pause(backoff(failures, self._jitter(), first=FIRST_PAUSE, longest=LONGEST_PAUSE))
         return None
 
+    async def _unless_stopped(self, attempt: Coroutine[Any, Any, None]) -> None:
+        """Make an attempt; leave it where it is when the service is asked to stop meanwhile."""
+        tasks = asyncio.create_task(attempt), asyncio.create_task(self.stopping.wait())
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in tasks:
+            task.cancel()
+        if tasks[0].done():
+            await tasks[0]
+
     async def _migrate(self) -> None:
-        # Alembic runs an event loop of its own.
-        await asyncio.to_thread(database.migrate, self._database_url)
+        await _in_thread(lambda: database.migrate(self._database_url))  # Alembic runs an event loop of its own
 
     async def _require_database(self) -> None:
         await self._pool
@@ -247,6 +261,14 @@ class Service:
             with losses_are_errors():
                 await make(link, whole_topology(self.family))
 
+    async def _repair(self) -> None:
+        """Declare the topology for all who found a queue missing at once."""
+        if self._repairing.locked():
+            async with self._repairing:
+                return
+        async with self._repairing:
+            await self._declare()
+
     async def _database_answers(self) -> bool:
         return bool(await self._pool.fetchval("select true"))
 
@@ -255,13 +277,16 @@ class Service:
 
     async def _refresh_gauges(self) -> None:
         self.metrics.relay_active.set(self._relay.state is RelayState.ACTIVE)
-        try:
-            async with self._pool.acquire(timeout=1) as connection:
-                unsent, oldest = await outbox.backlog(connection)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        backlog = await within(self.health.timeout, self._backlog())
+        if backlog is None:
             return  # `billing_ready{part="database"}` tells; the gauges keep what was last known
+        unsent, oldest = backlog
         self.metrics.outbox_unsent.set(unsent)
         self.metrics.outbox_oldest_seconds.set(oldest)
+
+    async def _backlog(self) -> tuple[int, float]:
+        async with self._pool.acquire(timeout=1) as connection:
+            return await outbox.backlog(connection)
 
     def _link(self, name: str) -> BrokerLink:
         return BrokerLink(self.settings.rabbitmq_url.get_secret_value(), name)
@@ -269,3 +294,25 @@ class Service:
     @property
     def _database_url(self) -> str:
         return self.settings.database_url.get_secret_value()
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    """Run blocking work in a thread that the end of the process does not wait for."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[None] = loop.create_future()
+
+    def finish(error: Exception | None) -> None:
+        if not done.done():
+            done.set_result(None) if error is None else done.set_exception(error)
+
+    def run() -> None:
+        error = None
+        try:
+            work()
+        except Exception as raised:  # handed to the one who waits
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(finish, error)
+
+    threading.Thread(target=run, name="migration", daemon=True).start()
+    await done

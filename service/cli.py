@@ -19,6 +19,7 @@ from aio_pika.exceptions import AMQPError
 from faststream.rabbit import RabbitBroker
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from service import contract, database, samples
 from service.app import Service, orders_family, whole_topology
@@ -168,9 +169,12 @@ def parking_list(
     reasons = ", ".join(f"{reason}: {number}" for reason, number in parked.reasons.items())
     print(f"{parked.total} parked" + (f" ({reasons})" if reasons else ""))
     if parked.messages:
-        table = Table("message id", "type", "reason", "attempts", "parked at", "explanation")
+        table = Table()
+        for heading in ("message id", "type", "reason", "attempts", "parked at", "explanation"):
+            table.add_column(heading, overflow="fold")
         for m in parked.messages:
-            table.add_row(m.message_id, m.type, m.reason, str(m.attempts), m.parked_at, m.explanation)
+            cells = (m.message_id, m.type, m.reason, m.attempts, m.parked_at, m.explanation)
+            table.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))  # a stranger's: no markup
         Console().print(table)
     if parked.total > len(parked.messages):
         print(f"showing the oldest {len(parked.messages)}: see --limit", file=sys.stderr)
@@ -223,7 +227,7 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
     try:
         return uvloop.run(coroutine)
     except (ReliabilityError, AMQPError, OSError, TimeoutError) as error:
-        _fail(_short(error))
+        _fail(str(error) or type(error).__name__)
 
 
 def _settings() -> Settings:
@@ -238,10 +242,6 @@ def _link(settings: Settings, name: str) -> BrokerLink:
 
 def _read(file: Path) -> bytes:
     return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-
-
-def _short(error: BaseException) -> str:
-    return str(error) or type(error).__name__
 
 
 def _fail(text: str, code: int = 1) -> NoReturn:

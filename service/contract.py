@@ -24,7 +24,7 @@ Order events in, invoices kept, invoice events out.
 Publish order events to the direct exchange `orders`, routing key = event type: JSON in UTF-8, persistent, with a
 `message_id` (1 to 255 bytes) that stays the same on every re-publish. A message id is processed once; the same id with
 other content is parked. Bind your queue to the topic exchange `billing` for invoice events: they arrive at least once,
-always with the same `message_id`, in commit order for each order.
+always with the same `message_id`, in commit order for each order as long as none has to be published again.
 
 **Money is a JSON string of a decimal (`"19.90"`), never a JSON number.** Currencies are ISO 4217 codes and decide the
 number of decimals; timestamps carry an offset. Readers ignore unknown fields.

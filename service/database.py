@@ -11,6 +11,7 @@ from alembic.util import CommandError
 from sqlalchemy.exc import SQLAlchemyError
 
 from service.reliability.errors import SchemaError
+from service.reliability.retry import short
 
 APPLICATION_NAME = "billing"
 
@@ -81,7 +82,7 @@ def migrate(url: str) -> None:
         asyncpg.InterfaceError,
         CommandError,
     ) as error:
-        raise SchemaError(f"migration failed: {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+        raise SchemaError(f"migration failed: {short(error)}") from error
 
 
 def _alembic_config() -> Config:

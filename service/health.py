@@ -7,8 +7,11 @@ relay was seen at work. Answers are shared for a second, so that probes cost the
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from service.telemetry import Metrics
+
+T = TypeVar("T")
 
 FRESH = 1.0
 """Seconds for which an answer is shared."""
@@ -42,8 +45,19 @@ class Health:
             return self._answer
 
     async def _ask(self, probe: Callable[[], Awaitable[bool]]) -> bool:
-        try:
-            async with asyncio.timeout(self.timeout):
-                return await probe()
-        except Exception:  # whatever a probe raises, its part does not work
-            return False
+        return await within(self.timeout, probe()) is True
+
+
+async def within(seconds: float, awaitable: Awaitable[T]) -> T | None:
+    """Return the result, or None where there is none in time or it fails.
+
+    What takes longer is cancelled and not waited for: a driver whose server has fallen silent waits for the
+    cancellation's answer, too.
+    """
+    task = asyncio.ensure_future(awaitable)
+    task.add_done_callback(lambda done: done.cancelled() or done.exception())
+    await asyncio.wait({task}, timeout=seconds)
+    if not task.done():
+        task.cancel()
+        return None
+    return None if task.cancelled() or task.exception() is not None else task.result()

@@ -8,6 +8,7 @@ from aio_pika.exceptions import AMQPError, ChannelNotFoundEntity
 from service import database
 from service.reliability import outbox
 from service.reliability.link import BrokerLink
+from service.reliability.retry import short
 from service.reliability.topology import QueueFamily
 from service.settings import Settings
 
@@ -58,7 +59,7 @@ async def _ask_broker(status: Status, settings: Settings, family: QueueFamily) -
                 except ChannelNotFoundEntity:
                     status.problems.append(f"queue {queue.name} is missing")
     except (OSError, TimeoutError, AMQPError) as error:
-        status.problems.append(f"the broker cannot be asked: {error or type(error).__name__}")
+        status.problems.append(f"the broker cannot be asked: {short(error)}")
 
 
 async def _ask_database(status: Status, settings: Settings) -> None:
@@ -71,4 +72,4 @@ async def _ask_database(status: Status, settings: Settings) -> None:
         finally:
             await connection.close(timeout=1)
     except Exception as error:  # reported, whatever it is
-        status.problems.append(f"the database cannot be asked: {error or type(error).__name__}")
+        status.problems.append(f"the database cannot be asked: {short(error)}")

@@ -24,7 +24,7 @@ from service.reliability.errors import TopologyError
 from service.reliability.inbound import Inbound
 from service.reliability.link import BrokerLink, losses_are_errors
 from service.reliability.outcome import Diagnosis, Park, Reason
-from service.reliability.retry import backoff, diagnose
+from service.reliability.retry import backoff, diagnose, short
 from service.reliability.settlement import Settlement
 from service.reliability.stopping import Stopping
 
@@ -61,6 +61,7 @@ class Consumer:
     _stopping: Stopping = field(default_factory=Stopping)
     _cancelled: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _retiring: set[asyncio.Task[None]] = field(default_factory=set)
     _wire: Wire | None = None
     _tag: str | None = None
 
@@ -82,7 +83,7 @@ class Consumer:
                 except Exception as error:  # the broker's absence, in whatever form the client tells it
                     failures += 1
                     log.warning(
-                        "consumer_failed", failures=failures, error=type(error).__name__, explanation=str(error)[:500]
+                        "consumer_failed", failures=failures, error=type(error).__name__, explanation=short(error)
                     )
                 await self._stopping.pause(backoff(failures, self.jitter(), first=FIRST_PAUSE, longest=LONGEST_PAUSE))
         finally:
@@ -104,7 +105,7 @@ class Consumer:
         for task in unfinished:
             task.cancel()
         if unfinished:
-            await asyncio.wait(unfinished, timeout=1)
+            await asyncio.wait(unfinished, timeout=0.2)
         return len(unfinished)
 
     async def is_consuming(self) -> bool:
@@ -140,7 +141,22 @@ class Consumer:
             self._tag = None
             if not self._stopping.is_set():
                 self._wire = None
-                await _close(channel)
+                self._retire(channel)
+
+    def _retire(self, channel: AbstractChannel) -> None:
+        """Close a channel when its deliveries are settled.
+
+        The broker may have cancelled the consumer because the queue was deleted, and nobody else has them any more.
+        """
+
+        async def close_when_settled(deliveries: set[asyncio.Task[None]]) -> None:
+            if deliveries:
+                await asyncio.wait(deliveries)
+            await _close(channel)
+
+        task = asyncio.get_running_loop().create_task(close_when_settled(self._tasks.copy()))
+        self._retiring.add(task)
+        task.add_done_callback(self._retiring.discard)
 
     async def _receive(self, delivered: DeliveredMessage) -> None:
         """Start a task of our own for the delivery: the client cancels its tasks when the connection dies."""
@@ -152,23 +168,22 @@ class Consumer:
         """Hand a delivery to the subscriber of its type; park it where there is none or where it cannot be read."""
         message, unreadable = _build(delivered)
         envelope = read_envelope(message, self.inbound.family.policy.max_attempts)
-        subscriber = self.inbound.find(envelope.type)
-        executed = envelope.attempt - 1
-        if unreadable is not None:
-            await self.settlement.settle(message, envelope, Park(Reason.UNREADABLE, executed, unreadable))
-        elif subscriber is None:
-            known = ", ".join(self.inbound.family.keys)
-            diagnosis = Diagnosis("UnknownType", f"nobody handles this type; handled are {known}")
-            await self.settlement.settle(message, envelope, Park(Reason.UNKNOWN_TYPE, executed, diagnosis))
-        else:
-            try:
-                await subscriber.process_message(message)
-            except Exception as error:  # a fault of the framework or of ours must not leave it unsettled
-                # Without the traceback: its last line may quote the payload.
-                log.error("delivery_failed", message_id=envelope.message_id, **_fields(diagnose(error)))  # noqa: TRY400
+        try:
+            if unreadable is not None:
+                park = Park(Reason.UNREADABLE, envelope.attempt - 1, unreadable)
+                await self.settlement.settle(message, envelope, park)
+            elif (subscriber := self.inbound.find(envelope.type)) is None:
+                known = ", ".join(self.inbound.family.keys)
+                diagnosis = Diagnosis("UnknownType", f"nobody handles this type; handled are {known}")
                 await self.settlement.settle(
-                    message, envelope, self.inbound.family.policy.decide(error, envelope.attempt)
+                    message, envelope, Park(Reason.UNKNOWN_TYPE, envelope.attempt - 1, diagnosis)
                 )
+            else:
+                await subscriber.process_message(message)
+        except Exception as error:  # a fault of the framework or of ours must not leave it unsettled
+            # Without the traceback: its last line may quote the payload.
+            log.error("delivery_failed", message_id=envelope.message_id, **_fields(diagnose(error)))  # noqa: TRY400
+            await self.settlement.settle(message, envelope, self.inbound.family.policy.decide(error, envelope.attempt))
 
 
 def _build(delivered: DeliveredMessage) -> tuple[IncomingMessage, Diagnosis | None]:

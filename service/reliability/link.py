@@ -76,8 +76,9 @@ class BrokerLink:
         connection, self._connection = self._connection, None
         if connection is not None:
             try:
-                async with asyncio.timeout(0.5):
-                    await connection.close()
+                with losses_are_errors():
+                    async with asyncio.timeout(0.5):
+                        await connection.close()
             except (TimeoutError, OSError, aio_pika.exceptions.AMQPError):
                 pass  # the broker sees the socket close when the process ends
 

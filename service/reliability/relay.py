@@ -21,7 +21,7 @@ from service.reliability.barrier import Barrier, no_barrier
 from service.reliability.connection import Connection
 from service.reliability.outbox import OutboxRow, Recorded
 from service.reliability.publisher import Confirmed, Publication, Publisher, Unconfirmed
-from service.reliability.retry import backoff
+from service.reliability.retry import backoff, short
 from service.reliability.stopping import Stopping
 from service.telemetry import Metrics
 
@@ -97,7 +97,7 @@ class Relay:
                 failures = 0
             except Exception as error:  # whatever happened, the relay must go on
                 failures += 1
-                log.warning("relay_failed", failures=failures, error=type(error).__name__, explanation=str(error)[:500])
+                log.warning("relay_failed", failures=failures, error=type(error).__name__, explanation=short(error))
             finally:
                 self._enter(RelayState.DOWN)
             await self._stopping.pause(
@@ -134,7 +134,7 @@ class Relay:
                 await self._sleep()
         finally:
             with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
-                await connection.close(timeout=1)
+                await connection.close(timeout=0.3)
 
     async def _drain(self, connection: Connection, lost: asyncio.Event) -> None:
         """Send what is due, batch by batch, until a batch is short or nothing of it could be sent, or until stopped."""
@@ -167,10 +167,12 @@ class Relay:
             async with window:
                 if lost.is_set():
                     return  # with the lock; what is not started waits for the next holder
+                if self._stopping.is_set() and any(result.error for result in results):
+                    return  # the broker does not take everything: what is not started would cost the shutdown's time
                 publication = await self._publish(row)
             results.append(self._result(row, publication))
             if not isinstance(publication, Confirmed):
-                return  # the rows behind it wait for it
+                return  # the rows behind it in this batch wait for it
 
     async def _publish(self, row: OutboxRow) -> Publication:
         try:

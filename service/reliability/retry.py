@@ -88,6 +88,11 @@ def diagnose(error: Exception, safe: tuple[type[Exception], ...] = ()) -> Diagno
     return Diagnosis(kind, text[:EXPLANATION_LIMIT])
 
 
+def short(error: BaseException) -> str:
+    """Return an error's first line for a log or a person, never empty: time-outs have no text of their own."""
+    return (str(error).partition("\n")[0] or type(error).__name__)[:300]
+
+
 def sqlstate(error: BaseException) -> str:
     """Return PostgreSQL's five-character error code, or an empty string where there is none."""
     state = getattr(error, "sqlstate", None)

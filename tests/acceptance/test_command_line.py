@@ -59,6 +59,20 @@ async def test_a_body_from_a_file_is_sent_as_it_is(
     assert "2 parked (unreadable: 1, invalid: 1)" in billing("parking", "list", environment=environment).stdout
 
 
+async def test_a_strangers_id_is_shown_whole_and_is_no_markup(
+    service: ServiceProcess, environment: dict[str, str], rabbit: Rabbit
+) -> None:
+    """What a producer sent must not break the list, nor be cut where the terminal is narrow."""
+    ids = {"[/x]", "[red]id", "11111111-2222-3333-4444-555555555555"}
+    for message_id in ids:
+        await rabbit.publish("order.placed", b"{", message_id=message_id)
+    await eventually(lambda: rabbit.count("orders.parking"), lambda n: n == 3)
+    done = billing("parking", "list", environment=environment)
+    assert done.returncode == 0
+    first_column = "".join(line.split("│")[1].strip() for line in done.stdout.splitlines() if line.startswith("│"))
+    assert all(message_id in first_column for message_id in ids)
+
+
 async def test_publishing_where_nothing_is_declared_fails(environment: dict[str, str], rabbit: Rabbit) -> None:
     """Exit 1 and a line that says what the broker said."""
     done = billing("publish", "order.placed", environment=environment)

@@ -104,7 +104,7 @@ async def test_a_kill_on_the_way_out_publishes_again_under_the_same_id(
     assert first.properties.timestamp == second.properties.timestamp
 
 
-async def test_fifty_kills_right_after_commit_double_nothing(
+async def test_many_messages_committed_and_never_acked_are_duplicates_for_the_next(
     environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:
     """E09: what one service committed and never acked is a duplicate for the next, for every one of many messages."""
@@ -122,6 +122,8 @@ async def test_fifty_kills_right_after_commit_double_nothing(
         lambda: connection.fetchval("select count(*) from outbox_messages where sent_at is not null"), lambda n: n == 50
     )
     assert await survivor.stop() == 0
+    outcomes = [record["outcome"] for record in survivor.records("delivery_settled")]
+    assert outcomes.count("duplicate") >= 20
     assert await connection.fetchval("select count(*) from invoices") == 50
     events = await rabbit.events()
     assert len({event.message_id for event in events}) == 50

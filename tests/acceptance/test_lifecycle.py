@@ -60,6 +60,50 @@ async def test_sigterm_while_waiting_ends_at_once(environment: dict[str, str], t
     assert await service.stop(within=5) == 0
 
 
+async def test_sigterm_while_a_migration_waits_for_its_turn_ends_at_once(
+    environment: dict[str, str], tmp_path: Path, connection: asyncpg.Connection
+) -> None:
+    """Another instance migrates, for as long as it takes."""
+    other = await asyncpg.connect(environment["BILLING_DATABASE_URL"])
+    migrating = other.transaction()
+    await migrating.start()
+    await other.execute("select pg_advisory_xact_lock(7091318301219448690)")
+    service = ServiceProcess(environment, tmp_path / "service.log", ("-m", "service", "run", "--migrate")).start()
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    await eventually(lambda: connection.fetchval(waiting), lambda n: n == 1)
+    assert await service.stop(within=5) == 0
+    assert "Traceback" not in service.log
+    await migrating.rollback()
+    await other.close()
+
+
+async def test_sigterm_while_the_schema_cannot_be_read_ends_at_once(
+    environment: dict[str, str], tmp_path: Path, connection: asyncpg.Connection
+) -> None:
+    """A query that waits for a lock is left where it is."""
+    other = await asyncpg.connect(environment["BILLING_DATABASE_URL"])
+    altering = other.transaction()
+    await altering.start()
+    await other.execute("lock table alembic_version in access exclusive mode")
+    service = ServiceProcess(environment, tmp_path / "service.log").start()
+    waiting = "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    await eventually(lambda: connection.fetchval(waiting), lambda n: n == 1)
+    assert await service.stop(within=5) == 0
+    await altering.rollback()
+    await other.close()
+
+
+async def test_sigterm_before_a_database_that_is_not_there_ends_at_once(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """With --migrate, nothing was ever opened that could be closed."""
+    nowhere = environment | {"BILLING_DATABASE_URL": "postgresql://billing:billing@127.0.0.1:1/none"}
+    service = ServiceProcess(nowhere, tmp_path / "waiting.log", ("-m", "service", "run", "--migrate")).start()
+    await service.logged("server_not_available")
+    assert await service.stop(within=5) == 0
+    assert "Traceback" not in service.log
+
+
 async def test_sigterm_finishes_what_is_in_flight(
     environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:

@@ -5,6 +5,7 @@ from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+import asyncpg
 import pytest
 
 from schemas import OrderPlaced
@@ -99,6 +100,13 @@ async def test_an_invoice_is_voided(transactions: Transactions) -> None:
     assert (void.status, void.payment_reference) == (Status.VOID, None)
 
 
-async def test_an_event_is_appended(transactions: Transactions) -> None:
+async def test_an_event_is_appended_with_its_transaction_only(transactions: Transactions, database_url: str) -> None:
     async with transactions.begin(CAUSE) as work:
         await work.append(Event("invoice.created", ORDER, b"{}"))
+    if isinstance(transactions, MemoryDatabase):
+        stored = [event.body for event in transactions.tables.events]
+    else:
+        connection = await asyncpg.connect(database_url)
+        stored = [row["payload"] for row in await connection.fetch("select payload from outbox_messages")]
+        await connection.close()
+    assert stored == [b"{}"]

@@ -5,6 +5,7 @@ import gzip
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import asyncpg
 import pytest
 
 from service.app import BillingUnitOfWork
@@ -269,6 +270,67 @@ async def test_a_database_that_falls_silent_costs_no_attempt(stock_url: str, rab
             await eventually(stock.is_ready, bool, within=30)
         assert silent == 1
         assert await rabbit.count("orders.parking") == 0
+
+
+async def test_a_handler_that_misuses_its_connection_is_no_outage(stock_url: str, rabbit: Rabbit) -> None:
+    """Two statements at once: the driver refuses, the rollback too, and the message was held for ever."""
+
+    async def misuse(received: Received, work: BillingUnitOfWork) -> None:
+        await asyncio.gather(*(work.connection.fetchval("select pg_sleep(0.1)") for _ in range(2)))
+
+    async with stock_service(settings(stock_url, rabbit.url), misuse) as stock:
+        await rabbit.publish(TYPE, BODY)
+        await eventually(lambda: rabbit.count("orders.parking"), lambda n: n == 1)
+        assert await stock.held() == 0
+
+
+async def test_waiting_for_another_copy_costs_no_attempt(stock_url: str, rabbit: Rabbit) -> None:
+    """A session that claimed the message and hangs: whoever waits for it has not executed anything."""
+    other = await asyncpg.connect(stock_url)
+    claim = other.transaction()
+    await claim.start()
+    await other.execute("insert into processed_messages values ('test.stock', 'm-1', 'digest')")
+    async with stock_service(settings(stock_url, rabbit.url, max_attempts=1, handler_timeout=0.3)) as stock:
+        await rabbit.publish(TYPE, BODY, message_id="m-1")
+        await eventually(stock.held, lambda n: n >= 2)
+        assert await rabbit.count("orders.parking") == 0
+        await claim.rollback()
+        await stock.has_stock(100)
+    await other.close()
+
+
+async def test_a_delivery_that_fails_after_its_queue_was_deleted_is_parked(stock_url: str, rabbit: Rabbit) -> None:
+    """Nobody else has it any more: the broker forgot it with its queue."""
+    running, go_on = asyncio.Event(), asyncio.Event()
+
+    async def fail_later(received: Received, work: BillingUnitOfWork) -> None:
+        running.set()
+        await go_on.wait()
+        raise RuntimeError
+
+    async with stock_service(settings(stock_url, rabbit.url, max_attempts=1), fail_later):
+        await rabbit.publish(TYPE, BODY, message_id="m-1")
+        await asyncio.wait_for(running.wait(), 10)
+        await rabbit.delete("orders.work")
+        await eventually(lambda: rabbit.consumers("orders.work"), lambda n: n == 1)
+        go_on.set()
+        await eventually(lambda: rabbit.count("orders.parking"), lambda n: n == 1)
+
+
+async def test_health_answers_while_the_database_is_silent(stock_url: str, rabbit: Rabbit) -> None:
+    """A driver waits for the answer to its cancellation, too; readiness must not wait with it."""
+    async with proxy_to("127.0.0.1", 5432) as proxy:
+        url = stock_url.replace(":5432/", f":{proxy.listening_on}/")
+        async with stock_service(settings(url, rabbit.url), watch=stock_url) as stock:
+            proxy.passing.clear()
+            parts = await eventually(
+                stock.service.health.parts, lambda parts: not parts["database"], within=15, every=0.5
+            )
+            assert parts["consumer"]
+            async with asyncio.timeout(10):
+                await stock.service._refresh_gauges()
+            proxy.passing.set()
+            await eventually(stock.is_ready, bool, within=30)
 
 
 async def _metric(stock: object, line: str) -> float:

@@ -280,7 +280,7 @@ async def test_a_missing_exchange_does_not_end_the_relay(
     assert len({event.message_id for event in await rabbit.events()}) == 20
 
 
-async def test_what_stands_behind_a_refused_event_of_its_key_is_not_published_in_front_of_it(
+async def test_what_stands_behind_a_refused_event_of_its_key_is_not_published_in_the_same_batch(
     database_url: str, connection: asyncpg.Connection
 ) -> None:
     """Rows of one key go one after another, each after the confirm of the one before; other keys go on."""
