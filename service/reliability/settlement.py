@@ -2,8 +2,8 @@
 
 The order is what keeps messages: a successor (the copy for a wait queue or for parking) is confirmed by the broker
 before the original is acked. A successor that is not confirmed is held and published again, for as long as it takes;
-the delivery is never rejected and never dropped. Only the loss of the delivery's own channel ends that: the broker
-then delivers the original again.
+the delivery is never rejected and never dropped. Only the loss of the delivery's own channel ends that, or the end of
+the service: the broker then delivers the original again.
 """
 
 import asyncio

@@ -248,8 +248,10 @@ async def test_health_and_metrics_tell_what_works(service: ServiceProcess, rabbi
     assert 'billing_ready{part="consumer"} 1.0' in metrics
 
 
-async def test_a_service_without_its_queue_is_not_ready(service: ServiceProcess, rabbit: Rabbit) -> None:
-    """Readiness is proven on the consumer: it fails while the queue is gone and exists with other arguments."""
+async def test_a_service_whose_queue_comes_back_with_other_arguments_ends(
+    service: ServiceProcess, rabbit: Rabbit
+) -> None:
+    """It cannot consume what the contract says: exit 1 and the difference in words, for the supervisor to see."""
     await rabbit.delete("orders.work")
     await rabbit.channel.declare_queue("orders.work", durable=True)
     code = await service.wait()

@@ -100,7 +100,7 @@ async def test_an_invoice_is_voided(transactions: Transactions) -> None:
     assert (void.status, void.payment_reference) == (Status.VOID, None)
 
 
-async def test_an_event_is_appended_with_its_transaction_only(transactions: Transactions, database_url: str) -> None:
+async def test_an_event_is_appended(transactions: Transactions, database_url: str) -> None:
     async with transactions.begin(CAUSE) as work:
         await work.append(Event("invoice.created", ORDER, b"{}"))
     if isinstance(transactions, MemoryDatabase):
