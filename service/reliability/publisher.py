@@ -8,7 +8,7 @@ that the client library can raise escapes, and no outcome is guessed: an excepti
 import asyncio
 from collections import defaultdict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Protocol
@@ -92,7 +92,23 @@ class ConfirmingPublisher:
         async with asyncio.timeout(self.confirm_timeout.total_seconds()), self._alone(message.message_id or ""):
             channel = await self._open_channel()
             target = channel.default_exchange if exchange == "" else await channel.get_exchange(exchange, ensure=False)
-            await target.publish(message, routing_key, mandatory=True)
+            try:
+                await target.publish(message, routing_key, mandatory=True)
+            except PublishError:
+                raise
+            except DeliveryError:
+                self._retire(channel)
+                raise
+
+    def _retire(self, channel: AbstractChannel) -> None:
+        """Publish on another channel from now on: RabbitMQ 3.10 goes on refusing on one that was refused once.
+
+        The old one is closed when what is in flight on it has been answered or given up.
+        """
+        if channel is self._channel:
+            self._channel = None
+            loop = asyncio.get_running_loop()
+            loop.call_later(self.confirm_timeout.total_seconds(), lambda: loop.create_task(_close(channel)))
 
     async def _open_channel(self) -> AbstractChannel:
         async with self._opening:
@@ -118,6 +134,11 @@ class ConfirmingPublisher:
 class _KeyLock:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
+
+
+async def _close(channel: AbstractChannel) -> None:
+    with suppress(Exception), losses_are_errors():  # the link may be closed or lost by then
+        await channel.close()
 
 
 def _reply(error: PublishError) -> str:
