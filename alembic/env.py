@@ -9,6 +9,7 @@ import os
 
 import asyncpg
 from alembic import context
+from alembic.util import CommandError
 from sqlalchemy import Connection, pool, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlmodel import SQLModel
@@ -35,7 +36,9 @@ def migrate(connection: Connection) -> None:
 
 async def main() -> None:
     """Connect and migrate."""
-    address = context.config.attributes.get("url") or os.environ["BILLING_DATABASE_URL"]
+    address = context.config.attributes.get("url") or os.environ.get("BILLING_DATABASE_URL")
+    if address is None:
+        raise CommandError("BILLING_DATABASE_URL is not set: the address of the database to migrate")
 
     async def connect() -> asyncpg.Connection:
         # The driver reads the address itself: it knows sslmode and the like, which SQLAlchemy would pass on unread.

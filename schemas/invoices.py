@@ -3,12 +3,12 @@
 Amounts are JSON strings with exactly the decimals of their currency; timestamps are in UTC.
 """
 
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Self
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from schemas.money import Amount, Currency
+from schemas.money import Amount, Currency, require_exact_decimals
 from schemas.values import Instant, Text
 
 
@@ -34,6 +34,11 @@ class InvoiceCreated(InvoiceEvent):
     total: Annotated[Amount, Field(description="The sum of the lines, as a JSON string.", examples=["19.90"])]
     created_at: Instant
 
+    @model_validator(mode="after")
+    def _is_exact(self) -> Self:
+        require_exact_decimals(self.total, self.currency)
+        return self
+
 
 class InvoicePaid(InvoiceEvent):
     """An invoice was paid in full."""
@@ -44,6 +49,11 @@ class InvoicePaid(InvoiceEvent):
     total: Annotated[Amount, Field(description="What was paid, as a JSON string.", examples=["19.90"])]
     payment_reference: Annotated[Text, Field(description="As `order.paid` named it.", examples=["PAY-77"])]
     paid_at: Annotated[Instant, Field(description="As `order.paid` named it, in UTC.")]
+
+    @model_validator(mode="after")
+    def _is_exact(self) -> Self:
+        require_exact_decimals(self.total, self.currency)
+        return self
 
 
 class InvoiceVoided(InvoiceEvent):

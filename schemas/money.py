@@ -47,6 +47,16 @@ def in_minor_units(amount: Decimal, currency: str) -> int:
     return int(scaled)
 
 
+def require_exact_decimals(amount: Decimal, currency: str) -> None:
+    """Accept an amount that is written with exactly the currency's number of decimals, as the service writes them.
+
+    Raises:
+        ValueError: it has more or fewer.
+    """
+    if len(format(amount, "f").partition(".")[2]) != minor_units(currency):
+        raise refused(f"must be written with exactly the {minor_units(currency)} decimals of its currency")
+
+
 def from_minor_units(units: int, currency: str) -> Decimal:
     """Return the amount with exactly the currency's number of decimals."""
     return Decimal(units).scaleb(-minor_units(currency))

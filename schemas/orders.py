@@ -9,7 +9,7 @@ from uuid import UUID
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from schemas.money import LARGEST_TOTAL, Amount, Currency, in_minor_units
-from schemas.values import Instant, Text, refused
+from schemas.values import STORABLE, Instant, refused
 
 
 class OrderEvent(BaseModel):
@@ -28,7 +28,9 @@ class OrderLine(BaseModel):
 
     model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
-    sku: Annotated[Text, Field(min_length=1, max_length=64, description="What was ordered.", examples=["NAIL-40"])]
+    sku: Annotated[
+        str, Field(min_length=1, max_length=64, description="What was ordered.", examples=["NAIL-40"]), STORABLE
+    ]
     quantity: Annotated[int, Field(ge=1, le=1_000_000, description="How many.", examples=[2])]
     unit_price: Annotated[Amount, Field(description="Price of one, as a JSON string.", examples=["9.95"])]
 
@@ -38,7 +40,9 @@ class OrderPlaced(OrderEvent):
 
     TYPE: ClassVar[str] = "order.placed"
 
-    customer_id: Annotated[Text, Field(min_length=1, max_length=64, description="Who ordered.", examples=["C-1042"])]
+    customer_id: Annotated[
+        str, Field(min_length=1, max_length=64, description="Who ordered.", examples=["C-1042"]), STORABLE
+    ]
     currency: Currency
     lines: Annotated[list[OrderLine], Field(min_length=1, max_length=1000, description="What was ordered.")]
     placed_at: Instant
@@ -59,7 +63,9 @@ class OrderPaid(OrderEvent):
     amount: Annotated[Amount, Field(description="What was paid, as a JSON string.", examples=["19.90"])]
     currency: Currency
     payment_reference: Annotated[
-        Text, Field(min_length=1, max_length=128, description="The payment, for those who ask.", examples=["PAY-77"])
+        str,
+        Field(min_length=1, max_length=128, description="The payment, for those who ask.", examples=["PAY-77"]),
+        STORABLE,
     ]
     paid_at: Instant
 
@@ -74,5 +80,5 @@ class OrderCancelled(OrderEvent):
 
     TYPE: ClassVar[str] = "order.cancelled"
 
-    reason: Annotated[Text, Field(min_length=1, max_length=256, description="Why.", examples=["out of stock"])]
+    reason: Annotated[str, Field(min_length=1, max_length=256, description="Why.", examples=["out of stock"]), STORABLE]
     cancelled_at: Instant

@@ -44,7 +44,10 @@ def _in_utc(instant: datetime) -> datetime:
     return in_utc
 
 
-Text = Annotated[str, AfterValidator(_storable)]
+STORABLE = AfterValidator(_storable)
+"""Of a text, behind its limits: in front of them, pydantic would count "items after validation" in its messages."""
+
+Text = Annotated[str, STORABLE]
 
 Instant = Annotated[
     AwareDatetime,

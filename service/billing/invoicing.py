@@ -6,6 +6,7 @@ The event is appended last, while the invoice is locked: so the outbox's sequenc
 from typing import Protocol
 
 from schemas import InvoiceCreated, InvoiceEvent, InvoicePaid, InvoiceVoided, OrderCancelled, OrderPaid, OrderPlaced
+from service.billing.errors import InvoiceChangedError
 from service.billing.invoice import drawn_up, is_paid_by, is_voided_by, require_invoice, require_same_order
 from service.billing.repository import Invoices
 from service.reliability.outbox import Event
@@ -53,11 +54,13 @@ async def pay(work: BillingWork, payment: OrderPaid) -> None:
     Raises:
         OrderUnknownError: there is no invoice, so far.
         RuleViolationError: the payment contradicts the invoice.
+        InvoiceChangedError: another transaction changed it without the lock.
     """
     invoice = require_invoice(await work.invoices.lock(payment.order_id), payment.order_id)
     if not is_paid_by(invoice, payment):
         return
-    await work.invoices.mark_paid(invoice.id, payment.payment_reference, payment.paid_at)
+    if not await work.invoices.mark_paid_if_issued(invoice.id, payment.payment_reference, payment.paid_at):
+        raise InvoiceChangedError(f"the invoice of order {payment.order_id} is no longer issued")
     await work.append(
         _event(
             InvoicePaid(
@@ -79,11 +82,13 @@ async def void(work: BillingWork, cancellation: OrderCancelled) -> None:
     Raises:
         OrderUnknownError: there is no invoice, so far.
         RuleViolationError: the invoice is paid.
+        InvoiceChangedError: another transaction changed it without the lock.
     """
     invoice = require_invoice(await work.invoices.lock(cancellation.order_id), cancellation.order_id)
     if not is_voided_by(invoice, cancellation):
         return
-    await work.invoices.mark_void(invoice.id, cancellation.reason, cancellation.cancelled_at)
+    if not await work.invoices.mark_void_if_issued(invoice.id, cancellation.reason, cancellation.cancelled_at):
+        raise InvoiceChangedError(f"the invoice of order {cancellation.order_id} is no longer issued")
     await work.append(
         _event(
             InvoiceVoided(

@@ -1,7 +1,7 @@
 """Invoices in PostgreSQL: all SQL of the domain.
 
-What changes an invoice locks it first, so that one decision is made at a time; the insert is guarded by the order's
-unique constraint.
+What changes an invoice locks it first, so that one decision is made at a time. Writes are guarded and tell whether they
+won: the insert by the order's unique constraint, a change by the state that it expects.
 """
 
 from datetime import datetime
@@ -39,12 +39,14 @@ LINES = "select sku, quantity, unit_price from invoice_lines where invoice_id = 
 
 PAY = """
 update invoices set status = 'paid', payment_reference = $2, paid_at = $3
-where id = $1
+where id = $1 and status = 'issued'
+returning true
 """
 
 VOID = """
 update invoices set status = 'void', void_reason = $2, voided_at = $3
-where id = $1
+where id = $1 and status = 'issued'
+returning true
 """
 
 
@@ -63,12 +65,12 @@ class Invoices(Protocol):
         """Return an invoice's lines in their order."""
         ...
 
-    async def mark_paid(self, invoice_id: UUID, reference: str, paid_at: datetime) -> None:
-        """Mark a locked invoice paid."""
+    async def mark_paid_if_issued(self, invoice_id: UUID, reference: str, paid_at: datetime) -> bool:
+        """Mark a locked invoice paid; return whether it was issued until now."""
         ...
 
-    async def mark_void(self, invoice_id: UUID, reason: str, voided_at: datetime) -> None:
-        """Mark a locked invoice void."""
+    async def mark_void_if_issued(self, invoice_id: UUID, reason: str, voided_at: datetime) -> bool:
+        """Mark a locked invoice void; return whether it was issued until now."""
         ...
 
 
@@ -104,10 +106,10 @@ class PostgresInvoices:
         """Return an invoice's lines in their order."""
         return tuple(Line(**row) for row in await self._connection.fetch(LINES, invoice_id))
 
-    async def mark_paid(self, invoice_id: UUID, reference: str, paid_at: datetime) -> None:
-        """Mark a locked invoice paid."""
-        await self._connection.execute(PAY, invoice_id, reference, paid_at)
+    async def mark_paid_if_issued(self, invoice_id: UUID, reference: str, paid_at: datetime) -> bool:
+        """Mark a locked invoice paid; return whether it was issued until now."""
+        return bool(await self._connection.fetchval(PAY, invoice_id, reference, paid_at))
 
-    async def mark_void(self, invoice_id: UUID, reason: str, voided_at: datetime) -> None:
-        """Mark a locked invoice void."""
-        await self._connection.execute(VOID, invoice_id, reason, voided_at)
+    async def mark_void_if_issued(self, invoice_id: UUID, reason: str, voided_at: datetime) -> bool:
+        """Mark a locked invoice void; return whether it was issued until now."""
+        return bool(await self._connection.fetchval(VOID, invoice_id, reason, voided_at))

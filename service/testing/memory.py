@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from service.billing.invoice import Invoice, Line, Status
@@ -50,16 +51,22 @@ class MemoryInvoices:
 
     async def lines(self, invoice_id: UUID) -> tuple[Line, ...]:
         """Return an invoice's lines in their order."""
-        return self._tables.lines[invoice_id]
+        return self._tables.lines.get(invoice_id, ())
 
-    async def mark_paid(self, invoice_id: UUID, reference: str, paid_at: datetime) -> None:  # noqa: ARG002 - the real one stores it
-        """Mark an invoice paid."""
-        invoice = self._tables.invoices[invoice_id]
-        self._tables.invoices[invoice_id] = replace(invoice, status=Status.PAID, payment_reference=reference)
+    async def mark_paid_if_issued(self, invoice_id: UUID, reference: str, paid_at: datetime) -> bool:  # noqa: ARG002 - the real one stores it
+        """Mark an invoice paid; return whether it was issued until now."""
+        return self._change_if_issued(invoice_id, status=Status.PAID, payment_reference=reference)
 
-    async def mark_void(self, invoice_id: UUID, reason: str, voided_at: datetime) -> None:  # noqa: ARG002 - the real one stores them
-        """Mark an invoice void."""
-        self._tables.invoices[invoice_id] = replace(self._tables.invoices[invoice_id], status=Status.VOID)
+    async def mark_void_if_issued(self, invoice_id: UUID, reason: str, voided_at: datetime) -> bool:  # noqa: ARG002 - the real one stores them
+        """Mark an invoice void; return whether it was issued until now."""
+        return self._change_if_issued(invoice_id, status=Status.VOID)
+
+    def _change_if_issued(self, invoice_id: UUID, **changes: Any) -> bool:
+        invoice = self._tables.invoices.get(invoice_id)
+        if invoice is None or invoice.status is not Status.ISSUED:
+            return False
+        self._tables.invoices[invoice_id] = replace(invoice, **changes)
+        return True
 
 
 class MemoryUnitOfWork:

@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import Any, Protocol
 
 import asyncpg
@@ -10,7 +11,7 @@ import pytest
 
 from schemas import OrderPlaced
 from service.app import BillingUnitOfWork
-from service.billing.invoice import Status, drawn_up
+from service.billing.invoice import Line, Status, drawn_up
 from service.billing.invoicing import BillingWork
 from service.database import make_pool
 from service.reliability.envelope import Envelope, read_envelope
@@ -85,7 +86,7 @@ async def test_an_invoice_is_stored_with_its_lines_once_for_an_order(transaction
 async def test_an_invoice_is_paid(transactions: Transactions) -> None:
     async with transactions.begin(CAUSE) as work:
         await work.invoices.issue_if_new(INVOICE, LINES)
-        await work.invoices.mark_paid(INVOICE.id, "payment-1", NOW)
+        assert await work.invoices.mark_paid_if_issued(INVOICE.id, "payment-1", NOW) is True
     async with transactions.begin(CAUSE) as work:
         paid: Any = await work.invoices.lock(INVOICE.order_id)
     assert (paid.status, paid.payment_reference) == (Status.PAID, "payment-1")
@@ -94,10 +95,39 @@ async def test_an_invoice_is_paid(transactions: Transactions) -> None:
 async def test_an_invoice_is_voided(transactions: Transactions) -> None:
     async with transactions.begin(CAUSE) as work:
         await work.invoices.issue_if_new(INVOICE, LINES)
-        await work.invoices.mark_void(INVOICE.id, "out of stock", NOW)
+        assert await work.invoices.mark_void_if_issued(INVOICE.id, "out of stock", NOW) is True
     async with transactions.begin(CAUSE) as work:
         void: Any = await work.invoices.lock(INVOICE.order_id)
     assert (void.status, void.payment_reference) == (Status.VOID, None)
+
+
+async def test_a_change_expects_an_issued_invoice_and_tells_whether_it_found_one(transactions: Transactions) -> None:
+    async with transactions.begin(CAUSE) as work:
+        assert await work.invoices.mark_paid_if_issued(INVOICE.id, "payment-1", NOW) is False
+        assert await work.invoices.mark_void_if_issued(INVOICE.id, "out of stock", NOW) is False
+        await work.invoices.issue_if_new(INVOICE, LINES)
+        assert await work.invoices.mark_paid_if_issued(INVOICE.id, "payment-1", NOW) is True
+        assert await work.invoices.mark_paid_if_issued(INVOICE.id, "payment-2", NOW) is False
+        assert await work.invoices.mark_void_if_issued(INVOICE.id, "out of stock", NOW) is False
+    async with transactions.begin(CAUSE) as work:
+        paid: Any = await work.invoices.lock(INVOICE.order_id)
+    assert (paid.status, paid.payment_reference) == (Status.PAID, "payment-1")
+
+
+async def test_lines_keep_their_order_and_their_decimals(transactions: Transactions) -> None:
+    lines = tuple(Line(f"sku-{1000 - number}", number + 1, Decimal("9.50")) for number in range(1000))
+    async with transactions.begin(CAUSE) as work:
+        await work.invoices.issue_if_new(INVOICE, lines)
+    async with transactions.begin(CAUSE) as work:
+        stored = await work.invoices.lines(INVOICE.id)
+    assert stored == lines
+    assert str(stored[0].unit_price) == "9.50"
+
+
+async def test_an_order_without_an_invoice_has_nothing(transactions: Transactions) -> None:
+    async with transactions.begin(CAUSE) as work:
+        assert await work.invoices.lock(INVOICE.order_id) is None
+        assert await work.invoices.lines(INVOICE.id) == ()
 
 
 async def test_an_event_is_appended(transactions: Transactions, database_url: str) -> None:

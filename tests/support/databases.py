@@ -33,8 +33,12 @@ def url_of(database: str) -> str:
 
 @asynccontextmanager
 async def new_database(template: str | None = None) -> AsyncIterator[str]:
-    """Make a database, empty or as a clone of `template`; yield its name; drop it at the end."""
+    """Make a database, empty or as a clone of `template`; yield its name; drop it at the end.
+
+    One of that name is a dead process's whose id is ours now: in a fresh container each run has about the same ids.
+    """
     name = f"{PREFIX}{os.getpid()}_{next(_numbers)}"
+    await execute(f"drop database if exists {name} with (force)")
     await execute(f"create database {name}" + (f" template {template}" if template else ""))
     try:
         yield name
