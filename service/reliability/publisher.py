@@ -59,7 +59,10 @@ class Publisher(Protocol):
 
 @dataclass(slots=True)
 class ConfirmingPublisher:
-    """Publishes on a channel of its own, never one that consumes: a missing exchange closes the whole channel.
+    """Publishes on channels of its own, one for each exchange: a missing exchange closes the whole channel.
+
+    That an exchange is there is asked when its channel is opened. What is published to a missing one would fail
+    everything in flight beside it, and the next frame on the closed channel would take down the connection.
 
     Attributes:
         link: the connection to publish on.
@@ -69,7 +72,7 @@ class ConfirmingPublisher:
 
     link: BrokerLink
     confirm_timeout: timedelta
-    _channel: AbstractChannel | None = None
+    _channels: dict[str, AbstractChannel] = field(default_factory=dict)
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     _locks: dict[str, "_KeyLock"] = field(default_factory=lambda: defaultdict(_KeyLock))
 
@@ -90,31 +93,35 @@ class ConfirmingPublisher:
 
     async def _publish(self, message: Message, exchange: str, routing_key: str) -> None:
         async with asyncio.timeout(self.confirm_timeout.total_seconds()), self._alone(message.message_id or ""):
-            channel = await self._open_channel()
+            channel = await self._open_channel(exchange)
             target = channel.default_exchange if exchange == "" else await channel.get_exchange(exchange, ensure=False)
             try:
                 await target.publish(message, routing_key, mandatory=True)
             except PublishError:
                 raise
             except DeliveryError:
-                self._retire(channel)
+                self._retire(channel, exchange)
                 raise
 
-    def _retire(self, channel: AbstractChannel) -> None:
+    def _retire(self, channel: AbstractChannel, exchange: str) -> None:
         """Publish on another channel from now on: RabbitMQ 3.10 goes on refusing on one that was refused once.
 
         The old one is closed when what is in flight on it has been answered or given up.
         """
-        if channel is self._channel:
-            self._channel = None
+        if channel is self._channels.get(exchange):
+            del self._channels[exchange]
             loop = asyncio.get_running_loop()
             loop.call_later(self.confirm_timeout.total_seconds(), lambda: loop.create_task(_close(channel)))
 
-    async def _open_channel(self) -> AbstractChannel:
+    async def _open_channel(self, exchange: str) -> AbstractChannel:
         async with self._opening:
-            if self._channel is None or self._channel.is_closed:
-                self._channel = await self.link.channel(confirms=True)
-            return self._channel
+            channel = self._channels.get(exchange)
+            if channel is None or channel.is_closed:
+                channel = await self.link.channel(confirms=True)
+                if exchange:
+                    await channel.get_exchange(exchange, ensure=True)
+                self._channels[exchange] = channel
+            return channel
 
     @asynccontextmanager
     async def _alone(self, message_id: str) -> AsyncIterator[None]:
