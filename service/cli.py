@@ -30,7 +30,7 @@ from service.reliability.inbound import Inbound
 from service.reliability.link import BrokerLink
 from service.reliability.parking import list_parked
 from service.reliability.publisher import Confirmed, ConfirmingPublisher
-from service.settings import Settings, SettingsError, load_settings
+from service.settings import Settings, SettingsError, default_settings, load_settings
 from service.status import read_status
 from service.telemetry import configure_logging
 
@@ -124,9 +124,8 @@ def publish(
 @app.command()
 def asyncapi() -> None:
     """Print the AsyncAPI document."""
-    settings = Settings.model_construct(**{name: f.default for name, f in Settings.model_fields.items()})
     broker = RabbitBroker(logger=None)
-    subscribe(Inbound(broker, orders_family(settings)))
+    subscribe(Inbound(broker, orders_family(default_settings())))
     contract.declare_events(broker)
     print(contract.asyncapi_yaml(broker), end="")
 

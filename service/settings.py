@@ -146,6 +146,11 @@ class Settings(BaseSettings):
         return self.retry_delays[min(attempt, len(self.retry_delays)) - 1]
 
 
+def default_settings() -> Settings:
+    """Return the defaults, whatever the environment says."""
+    return Settings.model_construct(**{name: field.default for name, field in Settings.model_fields.items()})
+
+
 def load_settings() -> Settings:
     """Read the settings from the environment and `.env`.
 

@@ -108,6 +108,27 @@ class Consumer:
             await asyncio.wait(unfinished, timeout=0.2)
         return len(unfinished)
 
+    async def deliver(self, delivered: DeliveredMessage) -> None:
+        """Hand a delivery to the subscriber of its type; park it where there is none or where it cannot be read."""
+        message, unreadable = _build(delivered)
+        envelope = read_envelope(message, self.inbound.family.policy.max_attempts)
+        try:
+            if unreadable is not None:
+                park = Park(Reason.UNREADABLE, envelope.attempt - 1, unreadable)
+                await self.settlement.settle(message, envelope, park)
+            elif (subscriber := self.inbound.find(envelope.type)) is None:
+                known = ", ".join(self.inbound.family.keys)
+                diagnosis = Diagnosis("UnknownType", f"nobody handles this type; handled are {known}")
+                await self.settlement.settle(
+                    message, envelope, Park(Reason.UNKNOWN_TYPE, envelope.attempt - 1, diagnosis)
+                )
+            else:
+                await subscriber.process_message(message)
+        except Exception as error:  # a fault of the framework or of ours must not leave it unsettled
+            # Without the traceback: its last line may quote the payload.
+            log.error("delivery_failed", message_id=envelope.message_id, **_fields(diagnose(error)))  # noqa: TRY400
+            await self.settlement.settle(message, envelope, self.inbound.family.policy.decide(error, envelope.attempt))
+
     async def is_consuming(self) -> bool:
         """Tell whether the broker answers on the very channel that has our consumer."""
         wire, tag = self._wire, self._tag
@@ -160,30 +181,9 @@ class Consumer:
 
     async def _receive(self, delivered: DeliveredMessage) -> None:
         """Start a task of our own for the delivery: the client cancels its tasks when the connection dies."""
-        task = asyncio.get_running_loop().create_task(self._deliver(delivered))
+        task = asyncio.get_running_loop().create_task(self.deliver(delivered))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _deliver(self, delivered: DeliveredMessage) -> None:
-        """Hand a delivery to the subscriber of its type; park it where there is none or where it cannot be read."""
-        message, unreadable = _build(delivered)
-        envelope = read_envelope(message, self.inbound.family.policy.max_attempts)
-        try:
-            if unreadable is not None:
-                park = Park(Reason.UNREADABLE, envelope.attempt - 1, unreadable)
-                await self.settlement.settle(message, envelope, park)
-            elif (subscriber := self.inbound.find(envelope.type)) is None:
-                known = ", ".join(self.inbound.family.keys)
-                diagnosis = Diagnosis("UnknownType", f"nobody handles this type; handled are {known}")
-                await self.settlement.settle(
-                    message, envelope, Park(Reason.UNKNOWN_TYPE, envelope.attempt - 1, diagnosis)
-                )
-            else:
-                await subscriber.process_message(message)
-        except Exception as error:  # a fault of the framework or of ours must not leave it unsettled
-            # Without the traceback: its last line may quote the payload.
-            log.error("delivery_failed", message_id=envelope.message_id, **_fields(diagnose(error)))  # noqa: TRY400
-            await self.settlement.settle(message, envelope, self.inbound.family.policy.decide(error, envelope.attempt))
 
 
 def _build(delivered: DeliveredMessage) -> tuple[IncomingMessage, Diagnosis | None]:

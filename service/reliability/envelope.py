@@ -7,7 +7,7 @@ exchange, as every return from a wait queue does.
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Protocol
@@ -18,6 +18,7 @@ from service.reliability.outcome import Park, Reason, Retry
 ATTEMPT = "x-attempt"
 ORIGINAL_EXCHANGE = "x-original-exchange"
 ORIGINAL_ROUTING_KEY = "x-original-routing-key"
+SCHEMA_VERSION = "schema-version"
 
 SHORT_STRING = 255
 """Bytes that AMQP's short strings hold: names of exchanges, routing keys, ids."""
@@ -126,6 +127,23 @@ def require_plain(content_encoding: str | None) -> None:
     """
     if (content_encoding or "").strip().lower() not in _PLAIN_ENCODINGS:
         raise PermanentError(Reason.UNREADABLE, "the property content_encoding is set: send plain, uncompressed JSON")
+
+
+def require_schema_version(version: object, known: Collection[int]) -> None:
+    """Refuse a body written in a version of the schema that its reader does not know.
+
+    Args:
+        version: the header `schema-version`; a message without one is of version 1.
+        known: the versions that the reader reads.
+
+    Raises:
+        PermanentError: names the version and those that are known.
+    """
+    if version is None or (isinstance(version, (int, str)) and str(version) in map(str, known)):
+        return
+    told = version if isinstance(version, int) else "that is no number"
+    expected = ", ".join(map(str, sorted(known)))
+    raise PermanentError(Reason.INVALID, f"the schema-version {told} is not known here: known is {expected}")
 
 
 def digest(event_type: str, body: bytes) -> bytes:

@@ -4,7 +4,7 @@ FastStream documents them and routes to them in tests. It must not start them: e
 its share of the others' messages. `consumer.Consumer` feeds them instead.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,7 +15,7 @@ from faststream.rabbit import QueueType, RabbitBroker, RabbitExchange, RabbitQue
 from faststream.rabbit.subscriber import RabbitSubscriber
 from pydantic import BaseModel, ValidationError
 
-from service.reliability.envelope import require_plain
+from service.reliability.envelope import SCHEMA_VERSION, require_plain, require_schema_version
 from service.reliability.errors import PermanentError
 from service.reliability.outcome import Reason
 from service.reliability.topology import QueueFamily
@@ -50,7 +50,13 @@ class Inbound:
     _subscriptions: dict[int, Subscription] = field(default_factory=dict)
 
     def subscriber(
-        self, event_type: str, model: type[BaseModel], *, consumer: str, description: str | None = None
+        self,
+        event_type: str,
+        model: type[BaseModel],
+        *,
+        consumer: str,
+        schema_versions: Collection[int] = (1,),
+        description: str | None = None,
     ) -> RabbitSubscriber:
         """Declare the subscriber of an event type; decorate the handler with it.
 
@@ -59,6 +65,7 @@ class Inbound:
             model: what the body must be; the handler's first parameter.
             consumer: the handler's name in the inbox. Written down, never derived: with another name, everything
                 would count as not yet processed.
+            schema_versions: of the body, that the model reads; a message of another one is parked.
             description: for the integrator; the handler's docstring where it is absent.
 
         Raises:
@@ -79,7 +86,7 @@ class Inbound:
             RabbitExchange(self.family.name, durable=True, declare=False),
             ack_policy=AckPolicy.MANUAL,
             no_reply=True,  # a stranger's reply_to would make FastStream publish the handler's result anywhere
-            decoder=_decoder(model),
+            decoder=_decoder(model, schema_versions),
             title=event_type,
             description=description,
         )
@@ -107,11 +114,14 @@ class Inbound:
             subscriber._post_start()  # noqa: SLF001
 
 
-def _decoder(model: type[BaseModel]) -> Callable[[StreamMessage[Any]], Awaitable[BaseModel]]:
+def _decoder(
+    model: type[BaseModel], schema_versions: Collection[int]
+) -> Callable[[StreamMessage[Any]], Awaitable[BaseModel]]:
     """Return a decoder that reads JSON whatever the content type says, and raises what the message is parked with."""
     names = _field_names(model)
 
     async def decode(message: StreamMessage[Any]) -> BaseModel:
+        require_schema_version(message.headers.get(SCHEMA_VERSION), schema_versions)
         require_plain(message.raw_message.content_encoding)
         try:
             return model.model_validate_json(message.body)

@@ -12,7 +12,7 @@ import asyncpg
 
 from service.reliability import inbox, outbox
 from service.reliability.connection import Connection
-from service.reliability.envelope import Envelope
+from service.reliability.envelope import SCHEMA_VERSION, Envelope
 from service.reliability.errors import DatabaseUnavailableError, TransactionAbortedError
 from service.reliability.inbox import Claim
 from service.reliability.outbox import Event
@@ -82,7 +82,7 @@ class PostgresUnitOfWork:
 
 def identity_headers(cause: Envelope, event: Event) -> dict[str, str | int]:
     """Return what an event tells of the message that caused it; `correlation-id` leaves as a property."""
-    headers: dict[str, str | int] = {"schema-version": event.schema_version}
+    headers: dict[str, str | int] = {SCHEMA_VERSION: event.schema_version}
     if cause.message_id is not None:
         headers["causation-id"] = cause.message_id
     if correlation_id := cause.correlation_id or cause.message_id:

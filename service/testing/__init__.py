@@ -1,1 +1,6 @@
-"""For those who write subscribers: a database in memory that behaves like the real one where handlers can tell."""
+"""For the tests of those who write subscribers: the service without servers, and its database in memory."""
+
+from service.testing.kit import InMemoryService, Settled, Successor
+from service.testing.memory import MemoryDatabase, MemoryEvent
+
+__all__ = ["InMemoryService", "MemoryDatabase", "MemoryEvent", "Settled", "Successor"]

@@ -5,7 +5,7 @@ nothing is ever waited for), constraints other than those named here, and everyt
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -17,6 +17,17 @@ from service.billing.invoice import Invoice, Line, Status
 from service.reliability.envelope import Envelope
 from service.reliability.inbox import Claim
 from service.reliability.outbox import Event
+from service.reliability.unit_of_work import identity_headers
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvent:
+    """An appended event, with the headers it leaves with and `correlation-id`, which leaves as a property."""
+
+    type: str
+    key: str
+    body: bytes
+    headers: Mapping[str, str | int]
 
 
 @dataclass(slots=True)
@@ -24,7 +35,7 @@ class MemoryTables:
     """What is stored."""
 
     processed: dict[tuple[str, str], bytes] = field(default_factory=dict)
-    events: list[Event] = field(default_factory=list)
+    events: list[MemoryEvent] = field(default_factory=list)
     invoices: dict[UUID, Invoice] = field(default_factory=dict)
     lines: dict[UUID, tuple[Line, ...]] = field(default_factory=dict)
 
@@ -72,9 +83,10 @@ class MemoryInvoices:
 class MemoryUnitOfWork:
     """One transaction."""
 
-    def __init__(self, tables: MemoryTables, now: datetime) -> None:
+    def __init__(self, tables: MemoryTables, now: datetime, cause: Envelope) -> None:
         """Bind to a transaction's tables."""
         self._tables = tables
+        self._cause = cause
         self.invoices = MemoryInvoices(tables, now)
 
     async def claim(self, consumer: str, message_id: str, digest: bytes) -> Claim:
@@ -87,7 +99,8 @@ class MemoryUnitOfWork:
 
     async def append(self, event: Event) -> None:
         """Append an event."""
-        self._tables.events.append(event)
+        headers = identity_headers(self._cause, event)
+        self._tables.events.append(MemoryEvent(event.type, event.key, event.body, headers))
 
 
 @dataclass(slots=True)
@@ -104,9 +117,9 @@ class MemoryDatabase:
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @asynccontextmanager
-    async def begin(self, cause: Envelope) -> AsyncIterator[MemoryUnitOfWork]:  # noqa: ARG002 - the real one stores its ids
+    async def begin(self, cause: Envelope) -> AsyncIterator[MemoryUnitOfWork]:
         """Open a transaction; commit at the end of the block, roll back on an exception."""
         async with self._turn:
             tables = deepcopy(self.tables)
-            yield MemoryUnitOfWork(tables, self.now)
+            yield MemoryUnitOfWork(tables, self.now, cause)
             self.tables = tables

@@ -23,7 +23,7 @@ USER, PASSWORD = "billing", "billing"
 EVENTS = "test.events"
 """Queue bound to everything that leaves on the exchange `billing`."""
 
-DELAYS = ("200ms", "300ms", "400ms", "2s", "5s", "30s", "1m", "2m", "10m")
+DELAYS = ("200ms", "300ms", "400ms", "1s", "2s", "5s", "30s", "1m", "2m", "10m")
 QUEUES = ("orders.work", "orders.parking", *(f"orders.wait.{delay}" for delay in DELAYS), EVENTS, "test.full")
 """Every queue that tests make: listing them takes rabbitmqctl a second after each test."""
 

@@ -62,7 +62,7 @@ async def test_an_issued_invoice_is_told_with_its_exact_total_and_the_databases_
     database = MemoryDatabase(NOW)
     await run(database, issue())
     [event] = database.tables.events
-    assert (event.type, event.key, event.schema_version) == ("invoice.created", ORDER, 1)
+    assert (event.type, event.key, event.headers["schema-version"]) == ("invoice.created", ORDER, 1)
     assert json.loads(event.body) == {
         "invoice_id": INVOICE,
         "order_id": ORDER,
@@ -78,7 +78,7 @@ async def test_a_payment_is_told_as_the_invoice_has_its_amount() -> None:
     database = MemoryDatabase(NOW)
     await run(database, issue(), pay("19.9", paid_at="2026-05-04T11:00:00.250+02:00"))
     event = database.tables.events[-1]
-    assert (event.type, event.key, event.schema_version) == ("invoice.paid", ORDER, 1)
+    assert (event.type, event.key, event.headers["schema-version"]) == ("invoice.paid", ORDER, 1)
     assert json.loads(event.body) == {
         "invoice_id": INVOICE,
         "order_id": ORDER,
@@ -94,7 +94,7 @@ async def test_a_voided_invoice_is_told_with_the_reason() -> None:
     database = MemoryDatabase(NOW)
     await run(database, issue(), void(reason="out of stock"))
     event = database.tables.events[-1]
-    assert (event.type, event.key, event.schema_version) == ("invoice.voided", ORDER, 1)
+    assert (event.type, event.key, event.headers["schema-version"]) == ("invoice.voided", ORDER, 1)
     assert json.loads(event.body) == {
         "invoice_id": INVOICE,
         "order_id": ORDER,
