@@ -1,8 +1,9 @@
 """The published contract: the messages that go in and out, for this service and for anybody who talks to it.
 
-`orders` goes in, `invoices` comes out; `examples/` has one JSON for each message and version. Money is a JSON string.
+`orders` goes in, `invoices` comes out; `example` gives a JSON for each message and version. Money is a JSON string.
 """
 
+from schemas.golden import example
 from schemas.invoices import InvoiceCreated, InvoiceEvent, InvoicePaid, InvoiceVoided
 from schemas.orders import OrderCancelled, OrderEvent, OrderLine, OrderPaid, OrderPlaced
 
@@ -23,4 +24,5 @@ __all__ = [
     "OrderLine",
     "OrderPaid",
     "OrderPlaced",
+    "example",
 ]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 from faststream import Depends
 
-from schemas import OrderCancelled, OrderPaid, OrderPlaced
+from schemas.orders import OrderCancelled, OrderPaid, OrderPlaced
 from service.billing import invoicing
 from service.billing.invoicing import BillingWork
 from service.reliability.inbound import Inbound, current_unit_of_work

@@ -35,12 +35,14 @@ class ServiceProcess:
     Attributes:
         environment: the `BILLING_*` settings.
         log_path: where stderr goes; JSON lines.
-        module: what to run: the service, or its variant that stops at a barrier.
+        arguments: what to run: the service, or its variant that stops at a barrier.
+        folder: of the code that is run.
     """
 
     environment: dict[str, str]
     log_path: Path
     arguments: tuple[str, ...] = ("-m", "service", "run")
+    folder: Path = Path(__file__).parents[2]
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> "ServiceProcess":
@@ -53,7 +55,7 @@ class ServiceProcess:
                 | self.environment,
                 stdout=log,
                 stderr=log,
-                cwd=Path(__file__).parents[2],
+                cwd=self.folder,
                 preexec_fn=_die_with_the_test,  # noqa: PLW1509 - nothing but one system call
             )
         return self
