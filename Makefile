@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup servers run test check format asyncapi lock clean
+.PHONY: help setup servers run test test-page check format asyncapi lock clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -27,6 +27,10 @@ test: setup ## Run all tests against real servers; ARGS are pytest's.
 	@scripts/servers local
 	.venv/bin/pytest -n 4 $(ARGS)
 
+test-page: setup ## Look at the contract's page, with the official parser in it, in a real Chromium.
+	@scripts/browser
+	.venv/bin/pytest tests/browser $(ARGS)
+
 check: setup ## Lint, format, types, import contracts, and asyncapi.yaml up to date.
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -38,8 +42,9 @@ format: setup ## Format the code.
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
 
-asyncapi: setup ## Generate asyncapi.yaml from the code.
+asyncapi: setup ## Generate asyncapi.yaml and the JSON Schemas from the code.
 	.venv/bin/billing asyncapi > asyncapi.yaml
+	.venv/bin/python -m schemas schemas/json
 
 lock: setup ## Pin every version with its hashes; needs the package registry.
 	.venv/bin/python -m pip install --quiet uv

@@ -18,6 +18,7 @@ import structlog
 from faststream.rabbit import RabbitBroker
 
 from service import contract, database
+from service.asyncapi import asyncapi_yaml
 from service.billing import handlers
 from service.billing.errors import BillingError, RuleViolationError
 from service.billing.repository import PostgresInvoices
@@ -40,7 +41,7 @@ from service.reliability.settlement import Settlement
 from service.reliability.stopping import Stopping
 from service.reliability.topology import Exchange, QueueFamily, Topology
 from service.reliability.unit_of_work import PostgresTransactions, PostgresUnitOfWork
-from service.settings import Settings
+from service.settings import Settings, default_settings
 from service.telemetry import Metrics
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=250), timedelta(seconds=3)
@@ -92,6 +93,7 @@ class Service:
             subscribe: declares the subscribers.
         """
         self.settings = settings
+        self._subscribe = subscribe
         self.stopping = Stopping()
         self._jitter = random.random
         self.metrics = Metrics()
@@ -165,7 +167,7 @@ class Service:
             TopologyError: the broker's queues are not what the contract says.
             OSError: the HTTP address cannot be listened on.
         """
-        web = web_application(self.health, self.metrics, self._refresh_gauges)
+        web = web_application(self.health, self.metrics, self._refresh_gauges, self._contract)
         async with serve(web, self.settings.http_host, self.settings.http_port) as port:
             log.info("http_started", host=self.settings.http_host, port=port)
             try:
@@ -287,6 +289,10 @@ class Service:
     async def _backlog(self) -> tuple[int, float]:
         async with self._pool.acquire(timeout=1) as connection:
             return await outbox.backlog(connection)
+
+    def _contract(self) -> str:
+        """Return the AsyncAPI document: the published one, whatever this instance is configured to."""
+        return asyncapi_yaml(self._subscribe, orders_family(default_settings()))
 
     def _link(self, name: str) -> BrokerLink:
         return BrokerLink(self.settings.rabbitmq_url.get_secret_value(), name)

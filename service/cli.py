@@ -16,17 +16,16 @@ import typer
 import uvloop
 from aio_pika import DeliveryMode, Message
 from aio_pika.exceptions import AMQPError
-from faststream.rabbit import RabbitBroker
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from service import contract, database, samples
 from service.app import Service, orders_family, whole_topology
+from service.asyncapi import asyncapi_yaml
 from service.billing.handlers import subscribe
 from service.reliability import topology
 from service.reliability.errors import ReliabilityError
-from service.reliability.inbound import Inbound
 from service.reliability.link import BrokerLink
 from service.reliability.parking import list_parked
 from service.reliability.publisher import Confirmed, ConfirmingPublisher
@@ -124,10 +123,7 @@ def publish(
 @app.command()
 def asyncapi() -> None:
     """Print the AsyncAPI document."""
-    broker = RabbitBroker(logger=None)
-    subscribe(Inbound(broker, orders_family(default_settings())))
-    contract.declare_events(broker)
-    print(contract.asyncapi_yaml(broker), end="")
+    print(asyncapi_yaml(subscribe, orders_family(default_settings())), end="")
 
 
 @topology_app.command("apply")

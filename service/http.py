@@ -1,29 +1,45 @@
-"""The HTTP side: liveness, readiness, metrics. No page takes input, none shows a payload or a secret."""
+"""The HTTP side: liveness, readiness, metrics, the contract. No page takes input, none shows a payload or a secret."""
 
 import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from functools import cache
+from pathlib import Path
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from service.health import Health
 from service.telemetry import Metrics
 
+PAGE = Path(__file__).parent / "page"
 
-def web_application(health: Health, metrics: Metrics, refresh: Callable[[], Awaitable[None]]) -> Starlette:
+PAGE_HEADERS = {
+    # The browser itself refuses whatever would not come from here. The page's parser compiles schemas: unsafe-eval.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self' 'unsafe-eval'; style-src 'self' 'unsafe-inline';"
+    " connect-src 'self'; img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+}
+
+
+def web_application(
+    health: Health, metrics: Metrics, refresh: Callable[[], Awaitable[None]], contract: Callable[[], str]
+) -> Starlette:
     """Return the routes.
 
     Args:
         health: for `/readyz`: 200 while every part works, else 503; the body says which does not.
         metrics: for `/metrics`, in Prometheus' text format.
         refresh: brings gauges up to date that nobody pushes; called before `/metrics` answers.
+        contract: returns the AsyncAPI document, for `/asyncapi.yaml` and the page `/asyncapi`; called once.
     """
 
     async def livez(_request: Request) -> Response:
@@ -39,7 +55,24 @@ def web_application(health: Health, metrics: Metrics, refresh: Callable[[], Awai
         await refresh()
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
-    return Starlette(routes=[Route("/livez", livez), Route("/readyz", readyz), Route("/metrics", metrics_page)])
+    document = cache(contract)
+
+    async def asyncapi_yaml(_request: Request) -> Response:
+        return Response(document(), media_type="application/yaml")
+
+    async def asyncapi_page(_request: Request) -> Response:
+        return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
+
+    return Starlette(
+        routes=[
+            Route("/livez", livez),
+            Route("/readyz", readyz),
+            Route("/metrics", metrics_page),
+            Route("/asyncapi", asyncapi_page),
+            Route("/asyncapi.yaml", asyncapi_yaml),
+            Mount("/asyncapi", StaticFiles(directory=PAGE)),
+        ]
+    )
 
 
 class _Server(uvicorn.Server):

@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -257,3 +258,17 @@ async def test_a_service_whose_queue_comes_back_with_other_arguments_ends(
     code = await service.wait()
     assert code == 1
     assert "queue orders.work: " in service.log
+
+
+async def test_the_contract_is_served_as_it_is_published(service: ServiceProcess) -> None:
+    """The page takes nothing from elsewhere, and nothing can be published through it."""
+    published = (Path(__file__).parents[2] / "asyncapi.yaml").read_text()
+    assert (await service.get("/asyncapi.yaml")).text == published
+    page = await service.get("/asyncapi")
+    assert (page.status_code, page.headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+    assert "http" not in page.text
+    for part in ("asyncapi.js", "asyncapi.css", "page.js", "page.css"):
+        assert f'"asyncapi/{part}"' in page.text
+        assert (await service.get(f"/asyncapi/{part}")).status_code == 200
+    assert (await service.get("/asyncapi/../settings.py")).status_code == 404
