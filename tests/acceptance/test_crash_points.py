@@ -64,6 +64,7 @@ async def test_a_kill_on_the_way_in_has_one_effect(
     assert json.loads(events[0].body)["order_id"] == ORDER
 
 
+@pytest.mark.guarantee("G4")
 async def test_a_kill_between_a_successors_confirm_and_the_ack_loses_nothing(
     environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:
@@ -81,6 +82,7 @@ async def test_a_kill_between_a_successors_confirm_and_the_ack_loses_nothing(
     assert sorted(event.type or "" for event in await rabbit.events()) == ["invoice.created", "invoice.paid"]
 
 
+@pytest.mark.guarantee("G3")
 @pytest.mark.parametrize("point", ["event-sent", "event-confirmed"])
 async def test_a_kill_on_the_way_out_publishes_again_under_the_same_id(
     point: str, environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
@@ -104,6 +106,7 @@ async def test_a_kill_on_the_way_out_publishes_again_under_the_same_id(
     assert first.properties.timestamp == second.properties.timestamp
 
 
+@pytest.mark.guarantee("G2")
 async def test_many_messages_committed_and_never_acked_are_duplicates_for_the_next(
     environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:
@@ -150,6 +153,7 @@ async def test_a_cancellation_after_its_order_is_published_once(
     assert await connection.fetchval("select status from invoices") == "void"
 
 
+@pytest.mark.guarantee("G1", "G2")
 async def test_random_kills_add_to_a_stock_once_for_each_message(
     environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, stock_url: str, connection: asyncpg.Connection
 ) -> None:

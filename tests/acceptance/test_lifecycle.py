@@ -6,6 +6,7 @@ import signal
 from pathlib import Path
 
 import asyncpg
+import pytest
 
 from tests.support.databases import admin_url
 from tests.support.orders import placed
@@ -104,6 +105,7 @@ async def test_sigterm_before_a_database_that_is_not_there_ends_at_once(
     assert "Traceback" not in service.log
 
 
+@pytest.mark.guarantee("G9")
 async def test_sigterm_finishes_what_is_in_flight(
     environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:
@@ -134,6 +136,7 @@ async def test_sigterm_finishes_what_is_in_flight(
     assert await second.stop() == 0
 
 
+@pytest.mark.guarantee("G9")
 async def test_a_handler_that_outlives_the_budget_is_rolled_back(
     environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:
@@ -186,6 +189,7 @@ async def test_two_hundred_messages_in_four_copies_on_three_instances_have_one_e
     assert len(events) == 200
 
 
+@pytest.mark.guarantee("G1")
 async def test_a_killed_instance_hands_its_work_to_the_other(
     environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:

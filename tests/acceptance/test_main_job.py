@@ -219,6 +219,7 @@ async def test_the_same_id_on_two_event_types_is_two_messages(
     await eventually(lambda: connection.fetchval("select status from invoices"), lambda status: status == "paid")
 
 
+@pytest.mark.guarantee("G11")
 async def test_logs_name_ids_and_never_payloads_or_secrets(
     service: ServiceProcess, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:

@@ -103,6 +103,7 @@ async def test_one_id_with_other_content_is_parked(billing: Billing) -> None:
     assert settled.explanation == "the message id was used before, for other content"
 
 
+@pytest.mark.guarantee("G6")
 @pytest.mark.parametrize(
     ("event_type", "body", "properties", "reason", "explanation"),
     [

@@ -15,6 +15,7 @@ from tests.support.waiting import eventually
 BODY = b'{"sku": "nail", "quantity": 100}'
 
 
+@pytest.mark.guarantee("G2")
 async def test_a_message_delivered_twice_has_one_effect(stock_url: str, rabbit: Rabbit) -> None:
     """G2: remove the claim and this fails, since the handler adds."""
     async with stock_service(settings(stock_url, rabbit.url)) as stock:
@@ -29,6 +30,7 @@ async def test_a_message_delivered_twice_has_one_effect(stock_url: str, rabbit: 
         assert await rabbit.count("orders.parking") == 0
 
 
+@pytest.mark.guarantee("G2")
 async def test_forty_copies_at_once_have_one_effect(stock_url: str, rabbit: Rabbit) -> None:
     """G2, E01: the copies wait for the winner inside the database."""
     async with stock_service(settings(stock_url, rabbit.url, concurrency=40)) as stock:
@@ -42,6 +44,7 @@ async def test_forty_copies_at_once_have_one_effect(stock_url: str, rabbit: Rabb
         assert await rabbit.count("orders.parking") == 0
 
 
+@pytest.mark.guarantee("G2")
 async def test_a_copy_takes_over_when_the_first_one_rolls_back(stock_url: str, rabbit: Rabbit) -> None:
     """G2: the winner's rollback must not take the message with it."""
     first_holds, first_may_fail = asyncio.Event(), asyncio.Event()
@@ -79,6 +82,7 @@ async def test_the_same_id_with_other_content_is_parked(stock_url: str, rabbit: 
         assert await stock.stock() == 100
 
 
+@pytest.mark.guarantee("G2")
 async def test_another_unique_violation_is_not_a_duplicate(stock_url: str, rabbit: Rabbit) -> None:
     """A unique violation of the business is a failure of the handler, not a processed message."""
     async with stock_service(settings(stock_url, rabbit.url)) as stock:
@@ -139,6 +143,7 @@ async def test_a_duplicate_is_recognised_without_any_error_of_the_database(stock
     await connection.close()
 
 
+@pytest.mark.guarantee("G3")
 async def test_a_swallowed_statement_error_is_not_taken_for_success(stock_url: str, rabbit: Rabbit) -> None:
     """COMMIT of an aborted transaction succeeds and stores nothing: the message must not be acked for that."""
     swallowed = 0

@@ -23,6 +23,7 @@ async def fail(received: Received, work: BillingUnitOfWork) -> None:
     raise RuntimeError(f"no luck with {received.sku}")
 
 
+@pytest.mark.guarantee("G5")
 async def test_a_failing_message_is_executed_max_attempts_times_and_parked(stock_url: str, rabbit: Rabbit) -> None:
     """G5: three executions, two delays, then parking with the diagnosis; nothing of it is stored or published."""
     executions: list[datetime] = []
@@ -86,6 +87,7 @@ async def test_the_copy_that_waits_is_persistent_and_says_where_it_came_from(sto
         }
 
 
+@pytest.mark.guarantee("G5")
 @pytest.mark.parametrize(
     ("reason", "body", "properties"),
     [
@@ -139,6 +141,7 @@ async def test_the_content_type_decides_nothing(stock_url: str, rabbit: Rabbit, 
         assert await rabbit.count("orders.parking") == 0
 
 
+@pytest.mark.guarantee("G4")
 async def test_a_full_parking_queue_is_waited_for(stock_url: str, rabbit: Rabbit) -> None:
     """G4: a refused successor is held and published again; the original is not acked and not dropped."""
     vhost = rabbit.url.rsplit("/", 1)[1]
@@ -194,6 +197,7 @@ async def test_a_handler_that_takes_too_long_is_rolled_back_and_tried_again(stoc
         assert executions == 2
 
 
+@pytest.mark.guarantee("G1")
 async def test_connections_closed_in_mid_flight_lose_and_double_nothing(stock_url: str, rabbit: Rabbit) -> None:
     """G1, G2: handlers finish although their channel is gone, and the copy that comes again is a duplicate."""
     running, go_on = asyncio.Event(), asyncio.Event()
@@ -229,6 +233,7 @@ async def test_the_work_queue_deleted_under_the_consumer_comes_back_with_its_bin
         await eventually(stock.is_ready, bool)
 
 
+@pytest.mark.guarantee("G7")
 async def test_a_database_that_is_away_costs_no_attempt(stock_url: str, rabbit: Rabbit) -> None:
     """G7: sessions killed in mid-transaction are an outage, not the message's fault."""
     killed = 0
@@ -247,6 +252,7 @@ async def test_a_database_that_is_away_costs_no_attempt(stock_url: str, rabbit: 
         assert await rabbit.count("orders.parking") == 0
 
 
+@pytest.mark.guarantee("G7")
 async def test_a_database_that_falls_silent_costs_no_attempt(stock_url: str, rabbit: Rabbit) -> None:
     """A lost network answers nothing: the handler's time is over, but the rollback gets no answer either."""
     async with proxy_to("127.0.0.1", 5432) as proxy:

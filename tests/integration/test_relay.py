@@ -8,6 +8,7 @@ from datetime import timedelta
 from uuid import UUID
 
 import asyncpg
+import pytest
 from aio_pika import Message
 
 from service import database
@@ -93,6 +94,7 @@ async def test_an_event_leaves_as_the_contract_says(
     assert tuple(row) == (1, None)
 
 
+@pytest.mark.guarantee("G3")
 async def test_what_nobody_is_bound_for_is_never_marked_sent(
     database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:
@@ -115,6 +117,7 @@ async def test_what_nobody_is_bound_for_is_never_marked_sent(
     assert event.message_id == str(lost)
 
 
+@pytest.mark.guarantee("G3")
 async def test_what_a_queue_refuses_is_never_marked_sent(
     database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:
@@ -134,6 +137,7 @@ async def test_what_a_queue_refuses_is_never_marked_sent(
     assert row["last_error"].startswith("refused: ")
 
 
+@pytest.mark.guarantee("G8")
 async def test_events_of_one_key_leave_in_their_order(
     database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:
@@ -264,6 +268,7 @@ async def test_a_connection_that_died_of_silence_is_replaced(
     assert len({event.message_id for event in await rabbit.events()}) == 2
 
 
+@pytest.mark.guarantee("G6")
 async def test_a_missing_exchange_does_not_end_the_relay(
     database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:
@@ -281,6 +286,7 @@ async def test_a_missing_exchange_does_not_end_the_relay(
     assert len({event.message_id for event in await rabbit.events()}) == 20
 
 
+@pytest.mark.guarantee("G8")
 async def test_what_stands_behind_a_refused_event_of_its_key_is_not_published_in_the_same_batch(
     database_url: str, connection: asyncpg.Connection
 ) -> None:
@@ -311,6 +317,7 @@ async def test_two_publishes_of_one_id_do_not_swap_their_outcomes(rabbit: Rabbit
     assert await rabbit.count(EVENTS) == 20
 
 
+@pytest.mark.guarantee("G6")
 async def test_a_row_that_no_client_can_send_does_not_end_the_relay(
     database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:

@@ -115,6 +115,7 @@ async def test_what_was_created_carries_the_databases_time(
     assert stored != order().placed_at
 
 
+@pytest.mark.guarantee("G8")
 async def test_a_locked_invoice_is_nobody_elses(transactions: Transactions, connection: asyncpg.Connection) -> None:
     """G8: the sequence of an order's events is their commit order only because of this lock."""
     free = "select count(*) from (select from invoices for update skip locked) as free"

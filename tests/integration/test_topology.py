@@ -110,6 +110,7 @@ async def test_a_message_waits_for_the_delay_of_its_queue_and_returns(rabbit: Ra
     assert topology.delay_name(timedelta(seconds=0.3)) == "300ms"
 
 
+@pytest.mark.guarantee("G1")
 async def test_what_the_broker_rejects_ends_in_parking(rabbit: Rabbit) -> None:
     """The last resort of the work queue is parking, at-least-once: never the floor."""
     async with BrokerLink(rabbit.url, "billing-topology") as link:

@@ -185,6 +185,7 @@ async def test_a_message_is_claimed_handled_committed_and_only_then_acked(bench:
     assert bench.count("billing_deliveries_total", type="stock.added", outcome="processed") == 1
 
 
+@pytest.mark.guarantee("G4")
 async def test_the_commit_is_visible_before_the_ack_is_sent(bench: Bench) -> None:
     seen: dict[str, int] = {}
 
@@ -297,6 +298,7 @@ async def test_a_message_is_executed_as_often_as_the_policy_says_and_then_parked
     }
 
 
+@pytest.mark.guarantee("G5")
 async def test_an_attempt_that_a_producer_wrote_is_not_believed(bench: Bench) -> None:
     async def fail(work: MemoryUnitOfWork) -> None:
         raise RuntimeError
@@ -449,6 +451,7 @@ async def test_a_database_that_vanishes_in_the_middle_spends_no_attempt() -> Non
     assert bench.journal[-2:] == ["committed", "ack"]
 
 
+@pytest.mark.guarantee("G7")
 async def test_a_commit_that_is_not_answered_in_time_spends_no_attempt() -> None:
     """A standby that does not confirm, say: the connection is fine, and the message is not to blame."""
     bench = await _with_a_silent_database(FakeConnection(unanswered="commit"))
@@ -476,6 +479,7 @@ async def test_no_handler_starts_once_the_service_stops(bench: Bench) -> None:
     assert bench.count("billing_deliveries_total", type="stock.added", outcome="returned") == 1
 
 
+@pytest.mark.guarantee("G10")
 async def test_no_more_handlers_run_at_once_than_there_are_slots() -> None:
     class Unserialised(MemoryDatabase):
         """Opens transactions that do not wait for each other, as a server does."""
@@ -625,6 +629,7 @@ async def test_a_history_of_deaths_counts_for_nothing_and_is_not_carried_on(benc
     ]
 
 
+@pytest.mark.guarantee("G11")
 @pytest.mark.parametrize(
     "body",
     [
@@ -647,6 +652,7 @@ async def test_what_is_wrong_with_a_body_is_told_without_quoting_it(bench: Bench
     assert CARD not in str(logs)
 
 
+@pytest.mark.guarantee("G11")
 async def test_a_failure_is_logged_without_what_the_exception_quotes(bench: Bench) -> None:
     async def fail(work: MemoryUnitOfWork) -> None:
         raise RuntimeError(CARD) from ValueError(CARD)

@@ -77,6 +77,7 @@ async def test_what_is_processed_is_acked(outcome: Ack) -> None:
     assert bench.journal == ["ack"]
 
 
+@pytest.mark.guarantee("G4")
 @pytest.mark.parametrize(("outcome", "queue"), [(RETRY, "orders.wait.5s"), (PARK, "orders.parking")])
 async def test_a_successor_is_confirmed_before_the_original_is_acked(outcome: Outcome, queue: str) -> None:
     bench = Bench()
@@ -405,6 +406,7 @@ def test_headers_that_cannot_be_sent_are_left_out_rather_than_the_message(header
     assert copy.headers == {"x-parked-reason": "invalid"}
 
 
+@pytest.mark.guarantee("G10")
 @pytest.mark.parametrize(("more", "kept"), [(0, True), (1, False)])
 def test_headers_are_kept_up_to_the_limit(more: int, kept: bool) -> None:
     ours = {"x-parked-reason": "invalid"}
