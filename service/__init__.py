@@ -6,6 +6,7 @@ handler and commit, `billing.handlers` say what a message means, `reliability.se
 The way out: a handler appends to the outbox in its transaction, `reliability.relay` publishes what was committed.
 
 Read `app` for how the parts are wired, then `reliability` and `billing` in the order that their first lines give. `cli`
-is the command line, `contract` the names that others rely on, `asyncapi` the document that tells them, `settings` what can be configured, `database`, `health`, `http` and
-`telemetry` are the edges, `status` and `samples` serve the command line, `testing` those who write subscribers.
+is the command line, `contract` the names that others rely on, `asyncapi` the document that tells them, `settings` what
+can be configured, `database`, `health`, `http` and `telemetry` are the edges, `status` and `samples` serve the command
+line, `testing` those who write subscribers.
 """
