@@ -31,12 +31,13 @@ test-page: setup ## Look at the contract's page, with the official parser in it,
 	@scripts/browser
 	.venv/bin/pytest tests/browser $(ARGS)
 
-check: setup ## Lint, format, types, import contracts, and asyncapi.yaml up to date.
+check: setup ## Lint, format, types, import contracts, asyncapi.yaml up to date and breaking nobody.
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 	@.venv/bin/billing asyncapi | diff -u asyncapi.yaml - || { echo "asyncapi.yaml is stale: run make asyncapi" >&2; exit 1; }
+	.venv/bin/python -m tools.contract_gate asyncapi.yaml docs/contract
 
 format: setup ## Format the code.
 	.venv/bin/ruff check --fix .

@@ -21,7 +21,7 @@ def documented() -> set[tuple[str, str]]:
 def marked() -> set[tuple[str, str]]:
     """Return guarantee and test of each `@pytest.mark.guarantee("…")`."""
     return {
-        (argument.value, f"{path.relative_to(ROOT)}::{function.name}")
+        (str(argument.value), f"{path.relative_to(ROOT)}::{function.name}")
         for path in (ROOT / "tests").rglob("test_*.py")
         for function in ast.walk(ast.parse(path.read_text()))
         if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef)
