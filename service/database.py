@@ -21,7 +21,7 @@ CONNECT_TIMEOUT = 5.0
 _KEEPALIVES = {"tcp_keepalives_idle": "3", "tcp_keepalives_interval": "1", "tcp_keepalives_count": "3"}
 """The server drops the session of a peer that vanished, with its claims and locks, after seconds instead of hours."""
 
-_PROJECT = Path(__file__).resolve().parent.parent
+_HERE = Path(__file__).resolve().parent
 
 
 def make_pool(url: str, size: int) -> asyncpg.Pool:
@@ -86,7 +86,9 @@ def migrate(url: str) -> None:
 
 
 def _alembic_config() -> Config:
-    return Config(_PROJECT / "alembic.ini")
+    """Return the configuration beside the migrations: a wheel carries both in this package, a checkout at its root."""
+    packed = _HERE / "migrations"
+    return Config((packed if packed.is_dir() else _HERE.parent) / "alembic.ini")
 
 
 async def _leave_as_is(connection: asyncpg.Connection) -> None:
