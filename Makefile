@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup servers run test test-page check format asyncapi lock clean
+.PHONY: help setup servers run test test-page check format image asyncapi lock clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -42,6 +42,11 @@ check: setup ## Lint, format, types, import contracts, asyncapi.yaml up to date 
 format: setup ## Format the code.
 	.venv/bin/ruff check --fix .
 	.venv/bin/ruff format .
+
+image: setup ## Lint the Dockerfile, run its steps in Debian folders, and try the result; needs root.
+	.venv/bin/hadolint Dockerfile
+	@scripts/servers local
+	@.venv/bin/python scripts/image
 
 asyncapi: setup ## Generate asyncapi.yaml and the JSON Schemas from the code.
 	.venv/bin/billing asyncapi > asyncapi.yaml
