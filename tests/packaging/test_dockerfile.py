@@ -1,11 +1,13 @@
 """The Dockerfile, and the reader that scripts/image runs it with."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.debian_folder import FolderError, Image, apply
 from tests.support.dockerfile import Context, DockerfileError, Stage, Step, read_stages
 from tests.support.wheels import PROJECT
 
@@ -85,3 +87,55 @@ def test_variables_are_replaced_and_other_forms_refused() -> None:
         Step(1, "ENV", {}, "A=${B:-c}").expanded({})
     with pytest.raises(DockerfileError, match="only numbers"):
         Step(1, "USER", {}, "billing").user()
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> Context:
+    """A folder with one file that is kept back."""
+    for name in ("context/code/module.py", "context/code/secret", "context/one", "root/old"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+    (tmp_path / "context/.dockerignore").write_text("**/secret\n.dockerignore\n")
+    return Context(tmp_path / "context")
+
+
+@pytest.mark.parametrize(
+    ("value", "copied"),
+    [
+        ("one there", {"there"}),
+        ("one there/", {"there/one"}),
+        ("one .", {"one"}),
+        ("code there", {"there/module.py"}),
+        (". .", {"one", "code/module.py"}),
+    ],
+)
+def test_files_are_copied_as_a_builder_does(context: Context, value: str, copied: set[str]) -> None:
+    """A folder's content, not the folder; a file into a folder only where the target is one."""
+    image = Image(context.root.parent / "root")
+    apply(Step(1, "COPY", {"chown": f"{os.getuid()}:{os.getgid()}"}, value), image, context, {})
+    found = {str(path.relative_to(image.root)) for path in image.root.rglob("*") if path.is_file()}
+    assert found == copied | {"old"}
+
+
+@pytest.mark.parametrize(
+    ("flags", "value", "why"),
+    [
+        ({}, "missing .", "no such file"),
+        ({}, "code/secret .", "keeps it back"),
+        ({"from": "nobody"}, "/x .", "no stage 'nobody'"),
+    ],
+)
+def test_what_is_not_there_to_be_copied_is_an_error(
+    context: Context, flags: dict[str, str], value: str, why: str
+) -> None:
+    """As for a builder."""
+    with pytest.raises(DockerfileError, match=why):
+        apply(Step(1, "COPY", flags, value), Image(context.root.parent / "root"), context, {})
+
+
+def test_a_link_does_not_lead_out_of_the_folder(context: Context) -> None:
+    """A step of the image must never write to this machine."""
+    image = Image(context.root.parent / "root")
+    (image.root / "away").symlink_to("/tmp")
+    with pytest.raises(FolderError, match="leads out"):
+        apply(Step(1, "COPY", {}, "one /away/one"), image, context, {})

@@ -240,14 +240,14 @@ def _copy(step: Step, image: Image, context: Context, stages: Mapping[str, Image
         into = destination
         if not found.is_dir() and (target.endswith("/") or len(sources) > 1 or destination.is_dir()):
             into = destination / found.name
-        copied = 0
-        for path in sorted(found.rglob("*")) if found.is_dir() else [found]:
-            if origin == context.root and not context.sent(path):
-                continue
-            _copy_one(path, into / path.relative_to(found), int(uid), int(gid or uid))
-            copied += 1
-        if not copied:
+        paths = sorted(found.rglob("*")) if found.is_dir() else [found]
+        paths = [path for path in paths if os.path.lexists(path)]
+        if origin == context.root:
+            paths = [path for path in paths if context.sent(path)]
+        if not paths:
             raise step.wrong(f"{source}: there is no such file, or .dockerignore keeps it back")
+        for path in paths:
+            _copy_one(path, into / path.relative_to(found), int(uid), int(gid or uid))
 
 
 def _copy_one(path: Path, target: Path, uid: int, gid: int) -> None:
