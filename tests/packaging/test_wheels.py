@@ -25,6 +25,11 @@ print(InvoiceCreated.model_validate_json(example.read_bytes()).total, example)
 """
 
 
+def names(folder: Path) -> set[str]:
+    """Return the names of the files in a folder, but for what running it makes."""
+    return {str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file() and p.suffix != ".pyc"}
+
+
 @pytest.fixture(scope="module")
 def consumer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of somebody who installed billing-schemas."""
@@ -36,6 +41,12 @@ def test_a_consumer_reads_an_example_with_the_schemas_alone(consumer: Path) -> N
     total, example = run(str(consumer), "-I", "-c", READ_EXAMPLE).split()
     assert total == "19.90"
     assert Path(example).is_relative_to(consumer.parents[1])
+
+
+def test_a_consumer_has_every_file_of_the_package(consumer: Path) -> None:
+    """Modules, examples and JSON Schemas; a new kind of file has to be named in schemas/pyproject.toml."""
+    (installed,) = consumer.parents[1].glob("lib/python*/site-packages/schemas")
+    assert names(installed) == names(PROJECT / "schemas") - {"pyproject.toml"}
 
 
 def test_a_consumer_s_types_are_checked_against_the_schemas(consumer: Path, tmp_path: Path) -> None:
