@@ -83,9 +83,13 @@ class Image:
         """Run a command likewise to its end; return what it printed.
 
         Raises:
-            FolderError: it failed.
+            FolderError: it failed, or took longer than `within` seconds.
         """
-        return execute(self._line("run", command, self.environment | environment), within)
+        command = list(command)
+        try:
+            return execute(self._line("run", command, self.environment | environment), within)
+        except FolderError as error:
+            raise FolderError(f"{' '.join(command):.60}: {error}") from None
 
     def build(self, command: Iterable[str]) -> None:
         """Run a command that may change the folder and reach the package registries."""
@@ -106,11 +110,14 @@ def execute(command: Iterable[str], within: float) -> str:
     """Run a command to its end; return what it printed.
 
     Raises:
-        FolderError: it failed.
+        FolderError: it failed, or took longer than `within` seconds.
     """
-    done = subprocess.run(
-        list(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=within, check=False
-    )
+    try:
+        done = subprocess.run(
+            list(command), stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=within, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise FolderError(f"not done after {within:g} s") from None
     if done.returncode != 0:
         raise FolderError(f"exit code {done.returncode}\n" + (done.stdout + done.stderr)[-4000:].strip())
     return done.stdout
