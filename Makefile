@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup servers run test test-page check format image asyncapi lock clean
+.PHONY: help setup servers demo run test test-page check format image asyncapi lock clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -19,6 +19,9 @@ setup: .venv/.complete ## Make .venv with everything in it, from the hash-pinned
 
 servers: setup ## Make PostgreSQL and RabbitMQ usable on localhost: find, start or install them.
 	@scripts/servers
+
+demo: servers ## Show what the service guarantees, on real servers: crashes, restarts, an audit; ARGS are the demo's.
+	@.venv/bin/billing demo $(ARGS)
 
 run: servers ## Run the service against them, schema migrated, until Ctrl-C.
 	@exec .venv/bin/billing run --migrate

@@ -5,6 +5,7 @@ Exit codes: 0 done, 1 failed, 2 wrong usage or settings. Results go to stdout, m
 
 import asyncio
 import json
+import shlex
 import signal
 import sys
 from collections.abc import Coroutine
@@ -24,6 +25,9 @@ from service import contract, database, samples
 from service.app import Service, orders_family, whole_topology
 from service.asyncapi import asyncapi_yaml
 from service.billing.handlers import subscribe
+from service.demo import main as demo_main
+from service.demo.errors import DemoError
+from service.demo.servers import DATABASE, VHOST, Servers, beside
 from service.reliability import topology
 from service.reliability.errors import ReliabilityError
 from service.reliability.link import BrokerLink
@@ -124,6 +128,33 @@ def publish(
 def asyncapi() -> None:
     """Print the AsyncAPI document."""
     print(asyncapi_yaml(subscribe, orders_family(default_settings())), end="")
+
+
+@app.command()
+def demo(
+    *,
+    orders: Annotated[int, typer.Option(min=50, max=20_000, help="How many orders.")] = 300,
+    keep: Annotated[bool, typer.Option(help="Leave an instance running at the end, until Ctrl-C.")] = False,
+    database_url: Annotated[str, typer.Option(help=f"Default: {DATABASE} on the configured server.")] = "",
+    rabbitmq_url: Annotated[str, typer.Option(help=f"Default: {VHOST} on the configured server.")] = "",
+    service_command: Annotated[str, typer.Option(hidden=True, help="What to run instead of this service.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Show what the service guarantees: orders, crashes, restarts, an audit; wipes a database and vhost of its own."""
+    settings = _settings()
+    try:
+        servers = Servers(
+            database_url or beside(settings.database_url.get_secret_value(), DATABASE),
+            rabbitmq_url or beside(settings.rabbitmq_url.get_secret_value(), VHOST),
+        )
+    except DemoError as error:
+        _fail(str(error), code=2)
+    command = shlex.split(service_command) or demo_main.SERVICE
+    try:
+        holds = _run(demo_main.run(demo_main.Options(servers, orders, as_json, keep, command)))
+    except DemoError as error:
+        _fail(str(error))
+    raise typer.Exit(0 if holds else 1)
 
 
 @topology_app.command("apply")

@@ -1,0 +1,131 @@
+"""The demo's own database and virtual host: whose they are, that nobody else uses them, and that they are empty.
+
+Everything in them is deleted, so a name without "demo" is refused before anything is touched.
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote, unquote, urlsplit, urlunsplit
+
+import aio_pika
+import asyncpg
+from aio_pika.exceptions import AMQPError
+
+from service.demo.errors import DemoError
+
+DATABASE, VHOST = "billing_demo", "billing-demo"
+
+WORK, PARKING, WAITS = "orders.work", "orders.parking", ("orders.wait.500ms", "orders.wait.1s")
+AUDIT, SLOW = "demo.audit", "demo.slow"
+ORDERS_EXCHANGE, BILLING_EXCHANGE = "orders", "billing"
+
+_LOCK_CLASS = 0x64656D6F
+"""Advisory lock "demo"; the second key is the name of what is locked."""
+
+CONNECT_TIMEOUT = 10.0
+"""Seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Servers:
+    """Where the demo takes place: addresses with the database and the virtual host in them."""
+
+    database_url: str
+    rabbitmq_url: str
+
+    def __post_init__(self) -> None:
+        """Refuse what does not look like a demo's.
+
+        Raises:
+            DemoError: a name does not contain "demo".
+        """
+        for what, name in (("database", self.database), ("virtual host", self.vhost)):
+            if "demo" not in name:
+                raise DemoError(f"refuses to wipe the {what} {name!r}: the name of a demo's contains 'demo'")
+
+    @property
+    def database(self) -> str:
+        """Name of the database."""
+        return _name(self.database_url)
+
+    @property
+    def vhost(self) -> str:
+        """Name of the virtual host."""
+        return _name(self.rabbitmq_url)
+
+
+def beside(url: str, name: str) -> str:
+    """Return the address of another database or virtual host on the same server."""
+    return urlunsplit(urlsplit(url)._replace(path="/" + quote(name, safe="")))
+
+
+@asynccontextmanager
+async def emptied(servers: Servers) -> AsyncIterator[None]:
+    """Keep others away until the block ends; make the database anew and empty the virtual host at its start.
+
+    Raises:
+        DemoError: a server or the virtual host is not there, or another demo is running.
+    """
+    admin = await _administrator(servers)
+    try:
+        for name in (servers.database, servers.vhost):
+            if not await admin.fetchval("select pg_try_advisory_lock($1, hashtext($2))", _LOCK_CLASS, name):
+                raise DemoError(f"another demo is using {name!r}: wait for its end, or stop it with Ctrl-C")
+        await _empty(servers, admin)
+        yield
+    finally:
+        await admin.close()
+
+
+async def _empty(servers: Servers, admin: asyncpg.Connection) -> None:
+    connection = await connect_rabbitmq(servers.rabbitmq_url, "billing-demo-setup")
+    async with connection, connection.channel() as channel:
+        for queue in (WORK, PARKING, *WAITS, AUDIT, SLOW):
+            await channel.queue_delete(queue)
+        for exchange in (ORDERS_EXCHANGE, BILLING_EXCHANGE):
+            await channel.exchange_delete(exchange)
+    quoted = '"' + servers.database.replace('"', '""') + '"'
+    try:
+        await admin.execute(f"drop database if exists {quoted} with (force)")
+        await admin.execute(f"create database {quoted}")
+    except asyncpg.InsufficientPrivilegeError as error:
+        raise DemoError(f"PostgreSQL: {error}: the role needs CREATEDB: run scripts/servers") from None
+
+
+async def connect_rabbitmq(url: str, name: str) -> Any:
+    """Connect under a name.
+
+    Raises:
+        DemoError: in one line, with the command that helps.
+    """
+    vhost, user = _name(url), urlsplit(url).username
+    try:
+        return await aio_pika.connect(url, timeout=CONNECT_TIMEOUT, client_properties={"connection_name": name})
+    except (OSError, TimeoutError) as error:
+        text = str(error) or type(error).__name__
+        raise DemoError(f"RabbitMQ at {_place(url)}: {text}: run scripts/servers to start it") from None
+    except AMQPError:  # the broker closes the connection instead of opening the virtual host
+        raise DemoError(
+            f"RabbitMQ at {_place(url)} has no virtual host {vhost!r} for {user!r}: run scripts/servers, or"
+            f" rabbitmqctl add_vhost {vhost}; rabbitmqctl set_permissions -p {vhost} {user} '.*' '.*' '.*'"
+        ) from None
+
+
+async def _administrator(servers: Servers) -> asyncpg.Connection:
+    url = beside(servers.database_url, "postgres")
+    try:
+        return await asyncpg.connect(url, timeout=CONNECT_TIMEOUT)
+    except (OSError, TimeoutError, asyncpg.PostgresError) as error:
+        text = str(error) or type(error).__name__
+        raise DemoError(f"PostgreSQL at {_place(url)}: {text}: run scripts/servers to start it") from None
+
+
+def _name(url: str) -> str:
+    return unquote(urlsplit(url).path.removeprefix("/"))
+
+
+def _place(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
