@@ -73,7 +73,7 @@ class Instance:
         records = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
         return [record for record in records if record.get("event") == event]
 
-    def tail(self, lines: int = 15) -> str:
+    def tail(self, lines: int = 8) -> str:
         """Return the end of its log."""
         return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
 

@@ -59,7 +59,7 @@ class Report:
             guarantees.add_row(check.guarantee, check.promise, check.counted, _mark(check.problems))
         console.print(guarantees)
         for line in self._explanations():
-            console.print(Text(line))
+            console.print(Text(line), soft_wrap=True)
         verdict = "all of it holds" if self.ok else "FAILED"
         console.print(Text(f"{verdict}, in {self.seconds:.0f} s", style="bold green" if self.ok else "bold red"))
 
