@@ -132,11 +132,12 @@ def _nothing_lost(evidence: Evidence) -> Iterable[Check]:
     lost = [m.name for m in evidence.messages if found.outcome(m.id, m.body) == "nothing"]
     unknown = found.inbox.keys() - {m.id for m in evidence.messages}
     unknown |= {str(p.id) for body, ps in found.parked.items() for p in ps if body not in _bodies(evidence.messages)}
-    parked = sum(m.body in found.parked for m in evidence.messages)
+    parked, copies = sum(m.body in found.parked for m in evidence.messages), sum(map(len, found.parked.values()))
+    processed = len(evidence.messages) - parked - len(lost)
     yield Check(
         "G1",
         "every message that was sent is processed or parked",
-        f"{len(evidence.messages)} sent = {len(evidence.messages) - parked - len(lost)} processed + {parked} parked",
+        f"{len(evidence.messages)} sent = {processed} processed + {parked} parked, in {copies} copies",
         (*(f"{name}: neither" for name in lost), *(f"{name}: was never sent" for name in sorted(unknown))),
     )
     yield Check(
@@ -156,15 +157,16 @@ def _nothing_lost(evidence: Evidence) -> Iterable[Check]:
 def _one_effect(evidence: Evidence) -> Iterable[Check]:
     found = evidence.found
     expected = evidence.expected_invoices
+    names = {order.id: f"order-{order.number}" for order in evidence.orders}
     yield Check(
         "G2",
         "one invoice for each valid order, with its total and its state",
         f"{len(found.invoices)} invoices: {_sums(found)}",
         (
-            *(f"order {order}: no invoice" for order in expected.keys() - found.invoices.keys()),
+            *(f"{names[order]}: no invoice" for order in expected.keys() - found.invoices.keys()),
             *(f"order {order}: an invoice that must not be" for order in found.invoices.keys() - expected.keys()),
             *(
-                f"order {order}: an invoice of {_plain(found.invoices[order])}, not {total} {currency} {status}"
+                f"{names[order]}: an invoice of {_plain(found.invoices[order])}, not {total} {currency} {status}"
                 for order, (total, currency, status) in expected.items()
                 if order in found.invoices and _plain(found.invoices[order]) != f"{total} {currency} {status}"
             ),

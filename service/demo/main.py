@@ -1,6 +1,7 @@
 """Runs the demo: an empty place, the scenario, the audit, the report; stops everything, whatever happens."""
 
 import asyncio
+import shutil
 import signal
 import socket
 import sys
@@ -60,6 +61,8 @@ async def run(options: Options) -> bool:
                 await instances.close()
     except asyncio.CancelledError:
         raise DemoError(f"stopped; the service's logs: {logs}") from None
+    if report.ok:
+        shutil.rmtree(logs)
     return report.ok
 
 
@@ -79,9 +82,8 @@ async def _played(options: Options, instances: Instances, start: float) -> Repor
             await scenario.play()
         except StalledError as error:
             stalled, tail = str(error), _tail(instances)
-            told.say(stalled)
         if not scenario.started:
-            raise DemoError(f"{stalled}\n{tail}\nThe service's logs: {instances.folder}")
+            raise DemoError("\n".join(filter(None, (stalled, tail, f"The service's logs: {instances.folder}"))))
         evidence = Evidence(
             streams.orders,
             sending.confirmed,

@@ -105,7 +105,9 @@ async def connect_rabbitmq(url: str, name: str) -> Any:
         return await aio_pika.connect(url, timeout=CONNECT_TIMEOUT, client_properties={"connection_name": name})
     except (OSError, TimeoutError) as error:
         text = str(error) or type(error).__name__
-        raise DemoError(f"RabbitMQ at {_place(url)}: {text}: run scripts/servers to start it") from None
+        raise DemoError(
+            f"RabbitMQ at {_place(url)}: {text}: run scripts/servers, or set BILLING_RABBITMQ_URL"
+        ) from None
     except AMQPError:  # the broker closes the connection instead of opening the virtual host
         raise DemoError(
             f"RabbitMQ at {_place(url)} has no virtual host {vhost!r} for {user!r}: run scripts/servers, or"
@@ -119,7 +121,9 @@ async def _administrator(servers: Servers) -> asyncpg.Connection:
         return await asyncpg.connect(url, timeout=CONNECT_TIMEOUT)
     except (OSError, TimeoutError, asyncpg.PostgresError) as error:
         text = str(error) or type(error).__name__
-        raise DemoError(f"PostgreSQL at {_place(url)}: {text}: run scripts/servers to start it") from None
+        raise DemoError(
+            f"PostgreSQL at {_place(url)}: {text}: run scripts/servers, or set BILLING_DATABASE_URL"
+        ) from None
 
 
 def _name(url: str) -> str:
