@@ -123,8 +123,8 @@ def _copies(evidence: Evidence) -> Iterable[Row]:
             for m in messages
             if (evidence.found.inbox.get(m.name), causes[m.name]) != (1, 1)
         ]
-        found = f"{len(messages) - len(wrong)} without a further effect"
-        yield Row(kind, len(messages), "recognised as duplicates", found, tuple(wrong))
+        found = f"{len(messages) - len(wrong)} without an effect"
+        yield Row(kind, len(messages), "recognised", found, tuple(wrong))
 
 
 def _nothing_lost(evidence: Evidence) -> Iterable[Check]:
@@ -160,7 +160,7 @@ def _one_effect(evidence: Evidence) -> Iterable[Check]:
     names = {order.id: f"order-{order.number}" for order in evidence.orders}
     yield Check(
         "G2",
-        "one invoice for each valid order, with its total and its state",
+        "one invoice for each order, total and state right",
         f"{len(found.invoices)} invoices: {_sums(found)}",
         (
             *(f"{names[order]}: no invoice" for order in expected.keys() - found.invoices.keys()),
@@ -193,7 +193,7 @@ def _events(evidence: Evidence) -> Iterable[Check]:
     arrived = {arrival.id: (arrival.type, arrival.causation_id) for arrival in found.arrivals}
     yield Check(
         "G3",
-        "the events that arrived are those of the outbox and those expected",
+        "what arrived is what the outbox has and what must be",
         f"{len(arrived)} events in {len(found.arrivals)} copies",
         (
             *(f"{_told(stored[i])}: did not arrive" for i in stored.keys() - arrived.keys()),
@@ -216,7 +216,7 @@ def _events(evidence: Evidence) -> Iterable[Check]:
     )
     yield Check(
         "G3",
-        "unroutable and refused events stay, with the reason, and leave later",
+        "events nobody takes stay, with the reason, and leave later",
         f"{faults.returned} unroutable, {faults.refused} refused",
         tuple(
             f"no event was held as {what}"
@@ -279,7 +279,7 @@ def _stops(evidence: Evidence) -> Check:
         problems.append("nothing was published during the rolling restart")
     return Check(
         "G9",
-        f"SIGTERM ends with 0 within {SHUTDOWN_TIMEOUT:g} s; a rolling restart stops no producer",
+        f"rolling restart: SIGTERM ends with 0 within {SHUTDOWN_TIMEOUT:g} s",
         f"{times or 'no stop'}; {evidence.faults.while_rolling} messages sent meanwhile",
         tuple(problems),
     )

@@ -15,12 +15,12 @@ CURRENCIES = {"EUR": 2, "JPY": 0, "KWD": 3}
 
 PROCESSED = "processed"
 
-OVERTAKING = "payments that overtake their order"
+OVERTAKING = "payments ahead of their order"
 
-AGAIN_AT_ONCE = "copies, right after the original"
-AGAIN_LATER = "copies, some messages later"
-AGAIN_AFTER_RESTART = "copies, after the service was restarted"
-SAME_MOMENT = "copies, at the same moment on another connection"
+AGAIN_AT_ONCE = "copies at once"
+AGAIN_LATER = "copies later"
+AGAIN_AFTER_RESTART = "copies after a restart"
+SAME_MOMENT = "copies at the same moment"
 
 _NAMESPACE = UUID("b0f6ab8e-5a52-4b7c-8f0f-3c1b7f0b6d5e")
 
@@ -180,7 +180,7 @@ def _bad(number: int, *, at: int = 0) -> Placed:
         (at + 1.5, Step(_broken("unreadable bodies", f"unreadable-{number}", "unreadable", cut=20))),
         (at + 2.5, Step(_invalid(number))),
         (at + 3.5, Step(_broken("orders without a message id", None, "missing-message-id", salt=number))),
-        (at + 4.5, Step(_broken("events of an unknown type", f"unknown-{number}", "unknown-type", "order.invented"))),
+        (at + 4.5, Step(_broken("events of unknown types", f"unknown-{number}", "unknown-type", "order.invented"))),
     )
 
 
@@ -241,7 +241,7 @@ def _conflicting(number: int, original: Order) -> Message:
     """Return another order under the id of one that was processed: without an inbox it would get an invoice."""
     other = order_id(f"conflicting-{number}")
     body = _order_body(_order(original.number + 1), other)
-    kind = "other orders under a used message id"
+    kind = "orders under a used message id"
     return Message(kind, f"order-{original.number}", "order.placed", other, body, "message-id-conflict")
 
 
@@ -254,7 +254,7 @@ def _wrong_amount(order: Order) -> Message:
 def _never_ordered(number: int) -> Message:
     name = f"never-ordered-{number}"
     body = _payment_body(order_id(name), 1990, "EUR", name)
-    kind = "payments for an order that never comes"
+    kind = "payments without an order"
     return Message(kind, name, "order.paid", order_id(name), body, "attempts-exhausted")
 
 
@@ -265,7 +265,7 @@ def _invalid(number: int) -> Message:
     body = _json(
         order_id=order_id(name), customer_id="C", currency="EUR", lines=[line], placed_at="2026-05-04T10:00:00Z"
     )
-    return Message("orders with money as a JSON number", name, "order.placed", order_id(name), body, "invalid")
+    return Message("orders with prices as numbers", name, "order.placed", order_id(name), body, "invalid")
 
 
 def _broken(

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -13,6 +13,7 @@ from pamqp.commands import Basic
 from service.demo.errors import DemoError
 from service.demo.orders import SAME_MOMENT, Message, Step
 from service.demo.servers import ORDERS_EXCHANGE, Servers, connect_rabbitmq
+from service.demo.waiting import pause
 
 CONFIRM_TIMEOUT = 15.0
 """Seconds for one publish."""
@@ -50,17 +51,14 @@ class Producer:
     confirmed: list[Message] = field(default_factory=list)
     copies: list[Step] = field(default_factory=list)
 
-    async def publish(self, steps: Sequence[Step], *, seconds: float = 0.0, hurry: asyncio.Event | None = None) -> None:
-        """Publish in order, a window in flight, evenly over so many seconds, 0 or `hurry` as fast as it goes."""
-        hurry = hurry or asyncio.Event()
+    async def publish(self, steps: Sequence[Step], *, seconds: float = 0.0) -> None:
+        """Publish in order, a window in flight, evenly over so many seconds; 0 is as fast as it goes."""
         window = asyncio.Semaphore(WINDOW)
         start = time.monotonic()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for number, step in enumerate(steps):
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(start + seconds * number / len(steps) - time.monotonic()):
-                            await hurry.wait()
+                    await pause(max(0.0, start + seconds * number / len(steps) - time.monotonic()))
                     await window.acquire()
                     tasks.create_task(self._publish(step)).add_done_callback(lambda _: window.release())
         except ExceptionGroup as group:

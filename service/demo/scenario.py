@@ -22,8 +22,11 @@ LONGEST_WAIT = 40.0
 
 INVOICES_BEFORE_KILL = 5
 
-SECOND_STREAM = 12.0
-"""Seconds over which the second stream is spread at most: longer than a rolling restart takes."""
+WHILE_STARTING, WHILE_STOPPING = 3.0, 1.0
+"""Seconds over which publishing goes on beside the start of an instance and the stop of another."""
+
+HELD_WITHIN = 10.0
+"""Seconds until the first events are held back."""
 
 
 @dataclass(slots=True)
@@ -118,14 +121,14 @@ class Scenario:
 
     async def _rolled(self, old: Instance) -> Instance:
         """Replace the instance by another one while publishing goes on."""
-        stopped = asyncio.Event()
-        publishing = self.producer.publish(self.streams.second, seconds=SECOND_STREAM, hurry=stopped)
-        async with _meanwhile(publishing), _meanwhile(self._overtaking()):
-            new = await self._started("third")
+        half = len(self.streams.second) // 2
+        async with _meanwhile(self._overtaking()):
+            async with _meanwhile(self.producer.publish(self.streams.second[:half], seconds=WHILE_STARTING)):
+                new = await self._started("third")
             before = len(self.producer.confirmed)
-            code, took = await self._stopped(old)
-            self.faults.while_rolling = len(self.producer.confirmed) - before
-            stopped.set()
+            async with _meanwhile(self.producer.publish(self.streams.second[half:], seconds=WHILE_STOPPING)):
+                code, took = await self._stopped(old)
+                self.faults.while_rolling = len(self.producer.confirmed) - before
         self.say(
             f"rolling restart: SIGTERM ended the second instance with {code} in {took:.1f} s,"
             f" {self.faults.while_rolling} messages published meanwhile"
@@ -149,14 +152,14 @@ class Scenario:
             errors = await self.auditor.unsent()
             return sum("returned" in error for error in errors), sum("refused" in error for error in errors)
 
-        self.faults.returned, self.faults.refused = await eventually(held, all, within=6)
+        self.faults.returned, self.faults.refused = await eventually(held, all, within=HELD_WITHIN)
         self.say(f"events held in the outbox: {self.faults.returned} unroutable, {self.faults.refused} refused")
         await self._settled(all_sent=False)
         await self.auditor.listen_to_events("invoice.voided")
         await self.auditor.drain_slow_queue()
         self.say("their consumers are there now")
         await self._settled()
-        await eventually(self._arrived, bool, within=5)
+        await eventually(self._arrived, bool, within=PATIENCE)
 
     async def _arrived(self) -> bool:
         """Tell whether the auditor has seen every event: the broker has them, and hands them out."""

@@ -1,0 +1,105 @@
+"""The demo, which judges the service from outside: it runs, it is careful, and it sees what is broken."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import databases
+from tests.support.databases import is_alive
+from tests.support.rabbit import PASSWORD, USER, rabbitmqctl
+
+PROJECT = Path(__file__).parents[2]
+PREFIX = "billing-demo-test-"
+
+CREDULOUS = """
+from service.cli import main
+from service.reliability.inbox import Claim
+from service.reliability.unit_of_work import PostgresUnitOfWork
+
+claim = PostgresUnitOfWork.claim
+
+async def claim_and_take_for_new(*arguments):
+    await claim(*arguments)
+    return Claim.NEW
+
+PostgresUnitOfWork.claim = claim_and_take_for_new
+main()
+"""
+
+
+def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the demo to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "service", "demo", "--orders", "60", "--json", *arguments],
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+        timeout=110,
+        check=False,
+        cwd=PROJECT,
+    )
+
+
+@pytest.fixture
+async def place() -> AsyncIterator[tuple[str, ...]]:
+    """A virtual host and a database for this process: demos beside each other would refuse."""
+    for name in rabbitmqctl("list_vhosts", "name").split():
+        match = re.fullmatch(rf"{PREFIX}(\d+)", name)
+        if match and (not is_alive(int(match[1])) or int(match[1]) == os.getpid()):
+            rabbitmqctl("delete_vhost", name)
+            await databases.execute(f'drop database if exists "{name}" with (force)')
+    name = f"{PREFIX}{os.getpid()}"
+    rabbitmqctl("add_vhost", name)
+    rabbitmqctl("set_permissions", "-p", name, USER, ".*", ".*", ".*")
+    yield (
+        f"--database-url={databases.url_of(name)}",
+        f"--rabbitmq-url=amqp://{USER}:{PASSWORD}@127.0.0.1:5672/{name}",
+    )
+    rabbitmqctl("delete_vhost", name)
+    await databases.execute(f'drop database if exists "{name}" with (force)')
+
+
+@pytest.mark.timeout(120)
+def test_everything_holds(place: tuple[str, ...]) -> None:
+    """With work really in flight at the kill, and events really held back."""
+    done = demo(*place)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["ok"]
+    assert {row["kind"]: row["sent"] for row in result["sent"]}["orders"] == 60
+    assert {check["guarantee"] for check in result["guarantees"]} == {"G1", "G2", "G3", "G5", "G6", "G8", "G9"}
+    assert not [line for line in (*result["sent"], *result["guarantees"]) if line["problems"]]
+
+
+@pytest.mark.timeout(120)
+def test_a_missing_inbox_is_seen(place: tuple[str, ...], tmp_path: Path) -> None:
+    """The service claims, and takes no notice of the answer: an order gets an invoice under another's message id."""
+    script = tmp_path / "credulous.py"
+    script.write_text(CREDULOUS)
+    done = demo(*place, f"--service-command={sys.executable} {script}")
+    assert done.returncode == 1
+    problems = [problem for check in json.loads(done.stdout)["guarantees"] for problem in check["problems"]]
+    assert sum("an invoice that must not be" in problem for problem in problems) == 3
+    assert "order-0: 2 events, not 1" in problems
+
+
+@pytest.mark.parametrize("option", ["--database-url=postgresql://h/billing", "--rabbitmq-url=amqp://h/billing"])
+def test_what_is_no_demos_is_not_touched(option: str) -> None:
+    """Everything in it would be deleted: refused by the name, before anything is asked."""
+    done = demo(option)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"billing: refuses to wipe the (database|virtual host) 'billing': .*\n", done.stderr)
+
+
+def test_a_server_that_is_not_there_is_named() -> None:
+    """With what to do."""
+    done = demo("--database-url=postgresql://billing:S3cr3t@127.0.0.1:1/demo")
+    assert done.returncode == 1
+    assert re.fullmatch(r"billing: PostgreSQL at 127.0.0.1:1: .*: run scripts/servers, or set .*\n", done.stderr)
+    assert "S3cr3t" not in done.stderr
