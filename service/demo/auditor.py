@@ -129,8 +129,12 @@ class Auditor:
             outbox=await self._rows("select * from outbox_messages order by sequence"),
             arrivals=list(self.arrivals),
             parked={body: list(copies) for body, copies in self.parked.items()},
-            depths={queue: await self._depth(queue) for queue in (WORK, *WAITS)},
+            depths=await self.depths(),
         )
+
+    async def depths(self) -> dict[str, int]:
+        """Return how many messages wait in the work queue and the wait queues."""
+        return {queue: await self._depth(queue) for queue in (WORK, *WAITS)}
 
     async def _rows(self, statement: str) -> list[dict[str, Any]]:
         return [dict(row) for row in await self.database.fetch(statement)]

@@ -1,6 +1,7 @@
 """Runs the demo: an empty place, the scenario, the audit, the report; stops everything, whatever happens."""
 
 import asyncio
+import shlex
 import shutil
 import signal
 import socket
@@ -13,6 +14,8 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
+import asyncpg
+
 from service.demo.auditor import auditor
 from service.demo.checks import Evidence, checks, rows
 from service.demo.errors import DemoError, StalledError
@@ -21,7 +24,7 @@ from service.demo.process import Instances
 from service.demo.producer import producer
 from service.demo.report import Report, tell, teller
 from service.demo.scenario import Scenario
-from service.demo.servers import Servers, emptied
+from service.demo.servers import Servers, emptied, shown
 from service.demo.waiting import pause
 
 SERVICE = (sys.executable, "-m", "service")
@@ -48,21 +51,27 @@ async def run(options: Options) -> bool:
     """
     start = time.monotonic()
     _stop_on_signals()
-    logs = Path(tempfile.mkdtemp(prefix="billing-demo-"))
-    instances = Instances(options.servers, options.command, logs)
     try:
         async with emptied(options.servers):
-            try:
-                report = await _played(options, instances, start)
-                report.show(as_json=options.as_json)
-                if options.keep:
-                    await _kept(instances)
-            finally:
-                await instances.close()
+            return await _judged(options, start)
     except asyncio.CancelledError:
-        raise DemoError(f"stopped; the service's logs: {logs}") from None
+        raise DemoError("stopped") from None
+    except (asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        raise DemoError(f"PostgreSQL: {type(error).__name__}: {error}") from error
+
+
+async def _judged(options: Options, start: float) -> bool:
+    """Play, print the result, keep an instance where that is wanted; the logs of a success are removed."""
+    instances = Instances(options.servers, options.command, Path(tempfile.mkdtemp(prefix="billing-demo-")))
+    try:
+        report = await _played(options, instances, start)
+        report.show(as_json=options.as_json)
+        if options.keep:
+            await _kept(instances)
+    finally:
+        await instances.close()
     if report.ok:
-        shutil.rmtree(logs)
+        shutil.rmtree(instances.folder)
     return report.ok
 
 
@@ -117,8 +126,8 @@ async def _kept(instances: Instances) -> None:
         lines = (
             f"{web}/readyz  {web}/metrics  {web}/asyncapi",
             f"database {servers.database}, virtual host {servers.vhost}; what is parked:",
-            f"BILLING_DATABASE_URL={servers.database_url} \\",
-            f"BILLING_RABBITMQ_URL={servers.rabbitmq_url} {Path(sys.argv[0])} parking list",
+            f"BILLING_DATABASE_URL={shown(servers.database_url)} \\",
+            f"BILLING_RABBITMQ_URL={shown(servers.rabbitmq_url)} {shlex.join(instances.command)} parking list",
             "Ctrl-C ends it.",
         )
         for line in lines:

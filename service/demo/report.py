@@ -40,7 +40,10 @@ class Report:
 
     def show(self, *, as_json: bool) -> None:
         """Print it."""
-        sys.stdout.write(self._as_json() + "\n") if as_json else self._print()
+        if as_json:
+            sys.stdout.write(self._as_json() + "\n")
+        else:
+            self._print()
 
     def _as_json(self) -> str:
         content = asdict(self)

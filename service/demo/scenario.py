@@ -110,12 +110,15 @@ class Scenario:
             instance.require_running()
             if await self.auditor.invoiced() >= INVOICES_BEFORE_KILL:
                 instance.freeze(on=True)
-                accepted = list(self.producer.confirmed)
-                self.faults.unprocessed = len(await self.auditor.unsettled(accepted))
-                self.faults.unsent = len(await self.auditor.unsent())
-                if self.faults.unprocessed:
-                    return
-                instance.freeze(on=False)
+                try:
+                    accepted = list(self.producer.confirmed)
+                    self.faults.unsent = len(await self.auditor.unsent())
+                    self.faults.unprocessed = len(await self.auditor.unsettled(accepted))
+                finally:
+                    if not self.faults.unprocessed:
+                        instance.freeze(on=False)
+            if self.faults.unprocessed:
+                return
             await pause(0.01)
         raise StalledError("the first instance issued no invoice, or was never seen at work")
 
@@ -172,14 +175,14 @@ class Scenario:
         return stop
 
     async def _settled(self, *, all_sent: bool = True) -> None:
-        """Wait until every message sent so far is processed or parked, and every event has left and arrived."""
+        """Wait until every message sent so far is processed or parked, copies too, and every event has left."""
         end = time.monotonic() + LONGEST_WAIT
         seen, since = (-1, -1), time.monotonic()
         while True:
             self.instances.require_running()
             unsettled = await self.auditor.unsettled(self.producer.confirmed)
             unsent = await self.auditor.unsent() if all_sent else []
-            if not unsettled and not unsent:
+            if not unsettled and not unsent and not any((await self.auditor.depths()).values()):
                 return
             now = time.monotonic()
             if (state := (len(unsettled), len(unsent))) != seen:

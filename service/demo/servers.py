@@ -6,11 +6,11 @@ Everything in them is deleted, so a name without "demo" is refused before anythi
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 import aio_pika
 import asyncpg
+from aio_pika.abc import AbstractConnection
 from aio_pika.exceptions import AMQPError
 
 from service.demo.errors import DemoError
@@ -23,6 +23,8 @@ ORDERS_EXCHANGE, BILLING_EXCHANGE = "orders", "billing"
 
 _LOCK_CLASS = 0x64656D6F
 """Advisory lock "demo"; the second key is the name of what is locked."""
+
+KNOWN_PASSWORD = "billing"  # noqa: S105 - the local servers', in the README
 
 CONNECT_TIMEOUT = 10.0
 """Seconds."""
@@ -94,7 +96,7 @@ async def _empty(servers: Servers, admin: asyncpg.Connection) -> None:
         raise DemoError(f"PostgreSQL: {error}: the role needs CREATEDB: run scripts/servers") from None
 
 
-async def connect_rabbitmq(url: str, name: str) -> Any:
+async def connect_rabbitmq(url: str, name: str) -> AbstractConnection:
     """Connect under a name.
 
     Raises:
@@ -124,6 +126,13 @@ async def _administrator(servers: Servers) -> asyncpg.Connection:
         raise DemoError(
             f"PostgreSQL at {_place(url)}: {text}: run scripts/servers, or set BILLING_DATABASE_URL"
         ) from None
+
+
+def shown(url: str) -> str:
+    """Return an address for people to use: with its password only where that is the local servers' known one."""
+    parts = urlsplit(url)
+    known = parts.password in {None, KNOWN_PASSWORD}
+    return url if known else url.replace(f":{parts.password}@", ":***@")
 
 
 def _name(url: str) -> str:

@@ -33,11 +33,11 @@ main()
 """
 
 
-def demo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run the demo to its end."""
+def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the demo to its end, with its logs in `folder`."""
     return subprocess.run(
         [sys.executable, "-m", "service", "demo", "--orders", "60", "--json", *arguments],
-        env={"PATH": os.environ["PATH"]},
+        env={"PATH": os.environ["PATH"], "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=110,
@@ -66,12 +66,13 @@ async def place() -> AsyncIterator[tuple[str, ...]]:
 
 
 @pytest.mark.timeout(120)
-def test_everything_holds(place: tuple[str, ...]) -> None:
+def test_everything_holds(place: tuple[str, ...], tmp_path: Path) -> None:
     """With work really in flight at the kill, and events really held back."""
-    done = demo(*place)
+    done = demo(tmp_path, *place)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
     assert result["ok"]
+    assert not list(tmp_path.iterdir()), "the logs of a success are left"
     assert {row["kind"]: row["sent"] for row in result["sent"]}["orders"] == 60
     assert {check["guarantee"] for check in result["guarantees"]} == {"G1", "G2", "G3", "G5", "G6", "G8", "G9"}
     assert not [line for line in (*result["sent"], *result["guarantees"]) if line["problems"]]
@@ -82,7 +83,7 @@ def test_a_missing_inbox_is_seen(place: tuple[str, ...], tmp_path: Path) -> None
     """The service claims, and takes no notice of the answer: an order gets an invoice under another's message id."""
     script = tmp_path / "credulous.py"
     script.write_text(CREDULOUS)
-    done = demo(*place, f"--service-command={sys.executable} {script}")
+    done = demo(tmp_path, *place, f"--service-command={sys.executable} {script}")
     assert done.returncode == 1
     problems = [problem for check in json.loads(done.stdout)["guarantees"] for problem in check["problems"]]
     assert sum("an invoice that must not be" in problem for problem in problems) == 3
@@ -90,16 +91,27 @@ def test_a_missing_inbox_is_seen(place: tuple[str, ...], tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("option", ["--database-url=postgresql://h/billing", "--rabbitmq-url=amqp://h/billing"])
-def test_what_is_no_demos_is_not_touched(option: str) -> None:
+def test_what_is_no_demos_is_not_touched(option: str, tmp_path: Path) -> None:
     """Everything in it would be deleted: refused by the name, before anything is asked."""
-    done = demo(option)
+    done = demo(tmp_path, option)
     assert (done.returncode, done.stdout) == (2, "")
     assert re.fullmatch(r"billing: refuses to wipe the (database|virtual host) 'billing': .*\n", done.stderr)
 
 
-def test_a_server_that_is_not_there_is_named() -> None:
-    """With what to do."""
-    done = demo("--database-url=postgresql://billing:S3cr3t@127.0.0.1:1/demo")
-    assert done.returncode == 1
-    assert re.fullmatch(r"billing: PostgreSQL at 127.0.0.1:1: .*: run scripts/servers, or set .*\n", done.stderr)
+@pytest.mark.parametrize(
+    ("option", "line"),
+    [
+        ("--database-url=postgresql://billing:S3cr3t@127.0.0.1:1/demo", r"PostgreSQL at 127.0.0.1:1: .*"),
+        ("--rabbitmq-url=amqp://billing:S3cr3t@127.0.0.1:1/demo", r"RabbitMQ at 127.0.0.1:1: .*"),
+        (
+            "--rabbitmq-url=amqp://billing:billing@127.0.0.1:5672/no-demo",
+            r"RabbitMQ .* has no virtual host 'no-demo'.*",
+        ),
+    ],
+)
+def test_what_is_not_there_is_named(option: str, line: str, tmp_path: Path) -> None:
+    """In one line, with what to do."""
+    done = demo(tmp_path, "--database-url=postgresql://billing:billing@127.0.0.1:5432/demo_refused", option)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert re.fullmatch(rf"billing: {line}: run scripts/servers, or .*\n", done.stderr)
     assert "S3cr3t" not in done.stderr
