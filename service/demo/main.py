@@ -112,8 +112,9 @@ def _failed_executions(instances: Instances) -> Counter[str]:
 
 
 def _tail(instances: Instances) -> str:
-    """Return the end of the log of the instance that was started last."""
-    return "\n".join(f"    {line}" for line in instances.started[-1].tail().splitlines()) if instances.started else ""
+    """Return the end of the log of the instance that died, else of the one that was started last."""
+    died = [one for one in instances.started if one.expected_to_run and one.process.poll() is not None]
+    return "\n".join(f"    {line}" for one in (died or instances.started)[-1:] for line in one.tail().splitlines())
 
 
 async def _kept(instances: Instances) -> None:
