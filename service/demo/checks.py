@@ -100,7 +100,7 @@ def _originals(evidence: Evidence) -> Iterable[Row]:
     kinds: dict[str, list[Message]] = defaultdict(list)
     for message in evidence.messages:
         kinds[message.kind].append(message)
-    for kind, messages in kinds.items():
+    for kind, messages in sorted(kinds.items(), key=lambda kind: kind[1][0].fate != PROCESSED):  # good ones first
         outcomes = {message: evidence.found.outcome(message.id, message.body) for message in messages}
         fate, event = messages[0].fate, messages[0].event
         yield Row(
