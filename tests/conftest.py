@@ -64,8 +64,9 @@ async def rabbit(vhost_url: str) -> AsyncIterator[Rabbit]:
 
 @pytest.fixture
 def environment(database_url: str, rabbit: Rabbit) -> dict[str, str]:
-    """Settings for the service as a process: short delays."""
+    """Settings for the service as a process: short delays, and few connections, since many tests run at once."""
     return {
+        "BILLING_CONCURRENCY": "8",
         "BILLING_DATABASE_URL": database_url,
         "BILLING_RABBITMQ_URL": rabbit.url,
         "BILLING_RETRY_DELAYS": "0.2,0.4",

@@ -138,11 +138,12 @@ class Instances:
 
     @property
     def settings(self) -> dict[str, str]:
-        """What is set for every instance: short delays, a free port, a log for programs."""
+        """What is set for every instance: short delays, few connections, a free port, a log for programs."""
         return {
             "PYTHONPATH": str(_PROJECT),
             "BILLING_DATABASE_URL": self.servers.database_url,
             "BILLING_RABBITMQ_URL": self.servers.rabbitmq_url,
+            "BILLING_CONCURRENCY": "8",  # the server may have a hundred connections for everybody
             "BILLING_MAX_ATTEMPTS": str(MAX_ATTEMPTS),
             "BILLING_RETRY_DELAYS": "0.5,1",
             "BILLING_RELAY_POLL_INTERVAL": "0.2",

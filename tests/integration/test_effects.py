@@ -33,7 +33,7 @@ async def test_a_message_delivered_twice_has_one_effect(stock_url: str, rabbit: 
 @pytest.mark.guarantee("G2")
 async def test_forty_copies_at_once_have_one_effect(stock_url: str, rabbit: Rabbit) -> None:
     """G2, E01: the copies wait for the winner inside the database."""
-    async with stock_service(settings(stock_url, rabbit.url, concurrency=40)) as stock:
+    async with stock_service(settings(stock_url, rabbit.url, concurrency=20)) as stock:
         await asyncio.gather(*(rabbit.publish(TYPE, BODY, message_id="m-1") for _ in range(40)))
         await stock.has_stock(100)
         await rabbit.publish(TYPE, b'{"sku": "last"}')

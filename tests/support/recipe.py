@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-CODE = ("schemas", "service", "tests", "alembic", "alembic.ini", "pyproject.toml")
+CODE = ("schemas", "service", "tests", "tools", "alembic", "alembic.ini", "pyproject.toml")
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,11 +57,12 @@ async def add(received: Received, work: BillingUnitOfWork) -> None:
 
 
 def settings(database_url: str, rabbitmq_url: str, **changes: Any) -> Settings:
-    """Return settings for a test: short delays, a free port."""
+    """Return settings for a test: short delays, a free port, few connections, since many tests run at once."""
     values: dict[str, Any] = {
         "database_url": database_url,
         "rabbitmq_url": rabbitmq_url,
         "http_port": 0,
+        "concurrency": 8,
         "retry_delays": "0.2,0.4",
         "max_attempts": 3,
         "confirm_timeout": 3,
