@@ -113,7 +113,8 @@ async def test_many_messages_committed_and_never_acked_are_duplicates_for_the_ne
     """E09: what one service committed and never acked is a duplicate for the next, for every one of many messages."""
     await rabbit.collect_events()
     orders = [f"5d2e1f0a-0000-4000-8000-{number:012d}" for number in range(50)]
-    stopped = ServiceProcess(environment, tmp_path / "stopped.log", ("-m", "tests.support.stopped_at", "committed"))
+    many = environment | {"BILLING_CONCURRENCY": "20"}  # as many as are to be stopped after their commit
+    stopped = ServiceProcess(many, tmp_path / "stopped.log", ("-m", "tests.support.stopped_at", "committed"))
     await stopped.start().ready()
     for order in orders:
         await rabbit.publish(*placed(order))
