@@ -7,10 +7,10 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup servers demo run test test-page check format image asyncapi lock clean
+.PHONY: help setup servers demo run test test-page check contract-release format image asyncapi lock clean
 
 help: ## Say what there is.
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: .venv/.complete ## Make .venv with everything in it, from the hash-pinned lock.
 
@@ -41,6 +41,9 @@ check: setup ## Lint, format, types, import contracts, asyncapi.yaml up to date 
 	.venv/bin/lint-imports --no-cache
 	@.venv/bin/billing asyncapi | diff -u asyncapi.yaml - || { echo "asyncapi.yaml is stale: run make asyncapi" >&2; exit 1; }
 	.venv/bin/python -m tools.contract_gate asyncapi.yaml docs/contract
+
+contract-release: check ## Keep asyncapi.yaml as the contract of its version's release, in docs/contract.
+	.venv/bin/python -m tools.contract_gate asyncapi.yaml docs/contract --release
 
 format: setup ## Format the code.
 	.venv/bin/ruff check --fix .
