@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup servers demo run test test-page check contract-release format image asyncapi lock clean
+.PHONY: help setup servers demo run test test-longer check contract-release format image asyncapi lock clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -30,9 +30,10 @@ test: setup ## Run all tests against real servers; ARGS are pytest's.
 	@scripts/servers local
 	.venv/bin/pytest -n 4 $(ARGS)
 
-test-page: setup ## Look at the contract's page, with the official parser in it, in a real Chromium.
+test-longer: setup ## Run what takes longer: the demo against a broken service, the contract's page in a real Chromium.
+	@scripts/servers local
 	@scripts/browser
-	.venv/bin/pytest tests/browser $(ARGS)
+	.venv/bin/pytest tests/longer $(ARGS)
 
 check: setup ## Lint, format, types, import contracts, asyncapi.yaml up to date and breaking nobody.
 	.venv/bin/ruff check .

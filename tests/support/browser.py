@@ -54,7 +54,7 @@ def chromium(profile: Path) -> Iterator[Browser]:
     paths = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
     missing = [name for name, path in paths.items() if path is None]
     if missing:
-        raise RuntimeError(f"{' and '.join(missing)} not found: make test-page installs Debian's packages")
+        raise RuntimeError(f"{' and '.join(missing)} not found: make test-longer installs Debian's packages")
     options = webdriver.ChromeOptions()
     options.binary_location = paths["chromium"] or ""
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})

@@ -32,6 +32,20 @@ PostgresUnitOfWork.claim = claim_and_take_for_new
 main()
 """
 
+TRUSTING = """
+from service.cli import main
+from service.reliability.publisher import Confirmed, ConfirmingPublisher
+
+publish = ConfirmingPublisher.publish
+
+async def publish_and_take_for_confirmed(*arguments):
+    await publish(*arguments)
+    return Confirmed()
+
+ConfirmingPublisher.publish = publish_and_take_for_confirmed
+main()
+"""
+
 
 def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run the demo to its end, with its logs in `folder`."""
@@ -88,6 +102,18 @@ def test_a_missing_inbox_is_seen(place: tuple[str, ...], tmp_path: Path) -> None
     problems = [problem for check in json.loads(done.stdout)["guarantees"] for problem in check["problems"]]
     assert sum("an invoice that must not be" in problem for problem in problems) == 3
     assert "order-0: 2 events, not 1" in problems
+
+
+@pytest.mark.timeout(120)
+def test_a_relay_that_does_not_look_at_the_confirms_is_seen(place: tuple[str, ...], tmp_path: Path) -> None:
+    """Events that nobody was bound for are marked as sent, and their late consumer never gets them."""
+    script = tmp_path / "trusting.py"
+    script.write_text(TRUSTING)
+    done = demo(tmp_path, *place, f"--service-command={sys.executable} {script}")
+    assert done.returncode == 1
+    problems = [problem for check in json.loads(done.stdout)["guarantees"] for problem in check["problems"]]
+    assert any(re.fullmatch("invoice.voided of cancellation-.*: did not arrive", problem) for problem in problems)
+    assert "no event was held as unroutable" in problems
 
 
 @pytest.mark.parametrize("option", ["--database-url=postgresql://h/billing", "--rabbitmq-url=amqp://h/billing"])
