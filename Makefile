@@ -38,10 +38,10 @@ test-longer: setup ## Run what takes longer: the demo against a broken service, 
 check: setup ## Lint, format, types, import contracts, asyncapi.yaml up to date and breaking nobody.
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
-	.venv/bin/mypy
-	.venv/bin/lint-imports --no-cache
 	@.venv/bin/billing asyncapi | diff -u asyncapi.yaml - || { echo "asyncapi.yaml is stale: run make asyncapi" >&2; exit 1; }
 	.venv/bin/python -m tools.contract_gate asyncapi.yaml docs/contract
+	.venv/bin/mypy
+	.venv/bin/lint-imports --no-cache
 
 contract-release: check ## Keep asyncapi.yaml as the contract of its version's release, in docs/contract.
 	.venv/bin/python -m tools.contract_gate asyncapi.yaml docs/contract --release
@@ -56,7 +56,7 @@ image: setup ## Lint the Dockerfile, run its steps in Debian folders, and try th
 	@.venv/bin/python scripts/image
 
 asyncapi: setup ## Generate asyncapi.yaml and the JSON Schemas from the code.
-	.venv/bin/billing asyncapi > asyncapi.yaml
+	@.venv/bin/billing asyncapi > asyncapi.yaml.new && mv asyncapi.yaml.new asyncapi.yaml || { rm -f asyncapi.yaml.new; exit 1; }
 	.venv/bin/python -m schemas schemas/json
 
 lock: setup ## Pin every version with its hashes; needs the package registry.

@@ -5,10 +5,24 @@
 
 from schemas.golden import example
 from schemas.invoices import InvoiceCreated, InvoiceEvent, InvoicePaid, InvoiceVoided
-from schemas.orders import OrderCancelled, OrderEvent, OrderLine, OrderPaid, OrderPlaced
+from schemas.orders import (
+    OrderCancelled,
+    OrderEvent,
+    OrderLine,
+    OrderPaid,
+    OrderPlaced,
+)
 
-INCOMING: tuple[type[OrderEvent], ...] = (OrderPlaced, OrderPaid, OrderCancelled)
-OUTGOING: tuple[type[InvoiceEvent], ...] = (InvoiceCreated, InvoicePaid, InvoiceVoided)
+INCOMING: tuple[type[OrderEvent], ...] = (
+    OrderPlaced,
+    OrderPaid,
+    OrderCancelled,
+)
+OUTGOING: tuple[type[InvoiceEvent], ...] = (
+    InvoiceCreated,
+    InvoicePaid,
+    InvoiceVoided,
+)
 MESSAGES: tuple[type[OrderEvent | InvoiceEvent], ...] = (*INCOMING, *OUTGOING)
 
 __all__ = [

@@ -9,4 +9,8 @@ def example(event_type: str, version: int = 1) -> bytes:
     Raises:
         FileNotFoundError: there is no such event type or version.
     """
-    return files("schemas").joinpath("examples", f"{event_type}.v{version}.json").read_bytes()
+    name = f"{event_type}.v{version}.json"
+    try:
+        return files("schemas").joinpath("examples", name).read_bytes()
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no example schemas/examples/{name}") from None

@@ -1,5 +1,6 @@
-"""The events this service publishes. Strict writers: exactly these fields, in exactly this form.
+"""The events this service publishes, written with exactly these fields, in exactly this form.
 
+Those who read them with these models ignore fields that are not known here: new ones may appear at any time.
 Amounts are JSON strings with exactly the decimals of their currency; timestamps are in UTC.
 """
 
@@ -15,7 +16,7 @@ from schemas.values import Instant, Text
 class InvoiceEvent(BaseModel):
     """What all invoice events have in common."""
 
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+    model_config = ConfigDict(strict=True, frozen=True, extra="ignore")
 
     TYPE: ClassVar[str]
     VERSION: ClassVar[int] = 1

@@ -54,5 +54,9 @@ Instant = Annotated[
     Field(strict=False),  # behind a validator of ours, a strict datetime would refuse every string
     BeforeValidator(_is_calendar_date),
     AfterValidator(_in_utc),
-    Field(description="An instant in ISO 8601 with an offset from UTC.", examples=["2026-05-04T10:00:00Z"]),
+    Field(
+        description="An instant in ISO 8601 with an offset from UTC, or `Z`; from the year 1 to 9999.",
+        examples=["2026-05-04T10:00:00Z"],
+        json_schema_extra={"pattern": r"T.*(Z|[+-][0-9]{2}:[0-9]{2})$"},
+    ),
 ]

@@ -65,7 +65,7 @@ def asyncapi_yaml(subscribe: Callable[[Inbound], None], family: QueueFamily) -> 
         "operations": {m.TYPE: _operation(m, family) for m in messages},
         "components": {
             "messages": {m.TYPE: _message(m) for m in messages},
-            "schemas": dict(sorted((name, _open(s)) for name, s in document["components"]["schemas"].items())),
+            "schemas": dict(sorted(document["components"]["schemas"].items())),
         },
     }
     return yaml.dump(complete, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
@@ -202,11 +202,6 @@ def _headers_out(message: type[OrderEvent | InvoiceEvent]) -> Document:
         },
         "required": ["schema-version", "causation-id"],
     }
-
-
-def _open(schema: Document) -> Document:
-    """Return the schema for readers: writers write exactly these fields, but a reader must expect more."""
-    return {name: value for name, value in schema.items() if name != "additionalProperties"}
 
 
 def _tidy(value: Any) -> Any:

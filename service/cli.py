@@ -12,6 +12,7 @@ from collections.abc import Coroutine
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
+from uuid import UUID
 
 import typer
 import uvloop
@@ -105,7 +106,8 @@ def publish(
         Path | None, typer.Argument(help="The body as JSON; '-' is standard input. Without: a sample.")
     ] = None,
     *,
-    count: Annotated[int, typer.Option(min=1, help="How many samples to make.")] = 1,
+    count: Annotated[int, typer.Option(min=1, help="How many samples to make, each for an order of its own.")] = 1,
+    order_id: Annotated[UUID | None, typer.Option(help="The order that a sample is about. Default: a new one.")] = None,
     message_id: Annotated[str | None, typer.Option(help="Default: a new one.")] = None,
 ) -> None:
     """Publish order events, each confirmed by the broker; print their message ids.
@@ -115,10 +117,12 @@ def publish(
     settings = _settings()
     if event_type not in contract.ORDER_EVENTS:
         raise typer.BadParameter(f"{event_type!r} is not one of {', '.join(contract.ORDER_EVENTS)}")
-    if count > 1 and (file is not None or message_id is not None):
-        raise typer.BadParameter("--count makes samples: it goes with neither FILE nor --message-id")
+    if count > 1 and (file, message_id, order_id) != (None, None, None):
+        raise typer.BadParameter("--count makes samples: it goes with neither FILE, --message-id nor --order-id")
+    if file is not None and order_id is not None:
+        raise typer.BadParameter("--order-id is for samples: a FILE names its order itself")
     try:
-        bodies = [_read(file)] if file is not None else [samples.body(event_type) for _ in range(count)]
+        bodies = [_read(file)] if file is not None else [_sample(event_type, order_id) for _ in range(count)]
     except OSError as error:
         raise typer.BadParameter(f"{file}: {error.strerror}") from None
     _run(_publish(settings, event_type, bodies, message_id))
@@ -127,7 +131,10 @@ def publish(
 @app.command()
 def asyncapi() -> None:
     """Print the AsyncAPI document."""
-    print(asyncapi_yaml(subscribe, orders_family(default_settings())), end="")
+    try:
+        print(asyncapi_yaml(subscribe, orders_family(default_settings())), end="")
+    except FileNotFoundError as error:
+        _fail(str(error))
 
 
 @app.command()
@@ -264,6 +271,10 @@ def _settings() -> Settings:
 
 def _link(settings: Settings, name: str) -> BrokerLink:
     return BrokerLink(settings.rabbitmq_url.get_secret_value(), name)
+
+
+def _sample(event_type: str, order_id: UUID | None) -> bytes:
+    return samples.body(event_type, None if order_id is None else str(order_id))
 
 
 def _read(file: Path) -> bytes:

@@ -1,30 +1,18 @@
-"""Order events to try the service with."""
+"""Order events to try the service with: the golden examples, each for an order of its own."""
 
 import json
-from datetime import UTC, datetime
 from uuid import uuid4
 
-from schemas import OrderCancelled, OrderPaid, OrderPlaced
+from schemas import example
 
 
-def body(event_type: str) -> bytes:
-    """Return a valid body of the event type, for an order of its own.
+def body(event_type: str, order_id: str | None = None) -> bytes:
+    """Return a valid body of the event type, for the order that is named or for one of its own.
 
     Raises:
-        ValueError: nobody publishes such an event to this service.
+        FileNotFoundError: there is no such event type.
     """
-    order_id, now = str(uuid4()), datetime.now(UTC).isoformat()  # noqa: TID251 - what a producer would write
-    match event_type:
-        case OrderPlaced.TYPE:
-            line = {"sku": "SAMPLE-1", "quantity": 2, "unit_price": "9.95"}
-            content = {"customer_id": "sample", "currency": "EUR", "lines": [line], "placed_at": now}
-        case OrderPaid.TYPE:
-            content = {"amount": "19.90", "currency": "EUR", "payment_reference": f"sample-{order_id}", "paid_at": now}
-        case OrderCancelled.TYPE:
-            content = {"reason": "a sample", "cancelled_at": now}
-        case _:
-            raise ValueError(f"no sample for {event_type!r}")
-    return json.dumps({"order_id": order_id, **content}).encode()
+    return json.dumps(json.loads(example(event_type)) | {"order_id": order_id or str(uuid4())}).encode()
 
 
 def new_message_id() -> str:

@@ -4,7 +4,11 @@ from typing import Annotated
 
 from faststream import Depends
 
-from schemas.orders import OrderCancelled, OrderPaid, OrderPlaced
+from schemas.orders import (
+    OrderCancelled,
+    OrderPaid,
+    OrderPlaced,
+)
 from service.billing import invoicing
 from service.billing.invoicing import BillingWork
 from service.reliability.inbound import Inbound, current_unit_of_work
@@ -22,7 +26,8 @@ def subscribe(orders: Inbound) -> None:
     async def order_placed(order: OrderPlaced, work: Work) -> None:
         """Issue the order's invoice and publish `invoice.created`.
 
-        The same order again with the same content does nothing; with other content the message is parked.
+        The same order again with the same content does nothing; with other content the message is parked as
+        `rejected-by-rule`, or as `message-id-conflict` where the message id is the same too.
         """
         await invoicing.issue(work, order)
 
@@ -30,8 +35,8 @@ def subscribe(orders: Inbound) -> None:
     async def order_paid(payment: OrderPaid, work: Work) -> None:
         """Mark the order's invoice paid and publish `invoice.paid`.
 
-        Amount and currency must be the invoice's, else the message is parked. A payment that overtakes its order
-        waits and is tried again.
+        Amount and currency must be the invoice's, else the message is parked as `rejected-by-rule`. A payment that
+        overtakes its order waits and is tried again.
         """
         await invoicing.pay(work, payment)
 
@@ -39,7 +44,7 @@ def subscribe(orders: Inbound) -> None:
     async def order_cancelled(cancellation: OrderCancelled, work: Work) -> None:
         """Void the order's invoice and publish `invoice.voided`.
 
-        A paid invoice is not voided: the message is parked. A cancellation that overtakes its order waits and is
-        tried again.
+        A paid invoice is not voided: the message is parked as `rejected-by-rule`. A cancellation that overtakes its
+        order waits and is tried again.
         """
         await invoicing.void(work, cancellation)

@@ -20,7 +20,7 @@ from service.demo.auditor import auditor
 from service.demo.checks import Evidence, checks, rows
 from service.demo.errors import DemoError, StalledError
 from service.demo.orders import SAME_MOMENT, make_streams
-from service.demo.process import Instances
+from service.demo.process import RETRY_DELAYS, Instances
 from service.demo.producer import producer
 from service.demo.report import Report, tell, teller
 from service.demo.scenario import Scenario
@@ -126,9 +126,11 @@ async def _kept(instances: Instances) -> None:
         web = f"http://127.0.0.1:{instance.port}"
         lines = (
             f"{web}/readyz  {web}/metrics  {web}/asyncapi",
-            f"database {servers.database}, virtual host {servers.vhost}; what is parked:",
-            f"BILLING_DATABASE_URL={shown(servers.database_url)} \\",
-            f"BILLING_RABBITMQ_URL={shown(servers.rabbitmq_url)} {shlex.join(instances.command)} parking list",
+            f"database {servers.database}, virtual host {servers.vhost}; to ask them:",
+            f"export BILLING_DATABASE_URL={shown(servers.database_url)} BILLING_RETRY_DELAYS={RETRY_DELAYS}",
+            f"export BILLING_RABBITMQ_URL={shown(servers.rabbitmq_url)}",
+            f"{shlex.join(instances.command)} status; {shlex.join(instances.command)} parking list",
+            "psql $BILLING_DATABASE_URL -c 'select status, currency, sum(total) from invoices group by 1, 2'",
             "Ctrl-C ends it.",
         )
         for line in lines:

@@ -22,6 +22,9 @@ from service.demo.servers import Servers
 from service.demo.waiting import eventually
 
 MAX_ATTEMPTS = 5
+RETRY_DELAYS = "0.5,1"
+"""Seconds."""
+
 SHUTDOWN_TIMEOUT = 10.0
 """Seconds."""
 
@@ -145,7 +148,7 @@ class Instances:
             "BILLING_RABBITMQ_URL": self.servers.rabbitmq_url,
             "BILLING_CONCURRENCY": "8",  # the server may have a hundred connections for everybody
             "BILLING_MAX_ATTEMPTS": str(MAX_ATTEMPTS),
-            "BILLING_RETRY_DELAYS": "0.5,1",
+            "BILLING_RETRY_DELAYS": RETRY_DELAYS,
             "BILLING_RELAY_POLL_INTERVAL": "0.2",
             "BILLING_SHUTDOWN_TIMEOUT": f"{SHUTDOWN_TIMEOUT:g}",
             "BILLING_HTTP_PORT": "0",

@@ -13,6 +13,11 @@ from rich.text import Text
 
 from service.demo.checks import Check, Row
 
+LEGEND = """\
+The numbers are those of docs/guarantees.md; what G4, G7, G10 and G11 promise is shown by their tests, not here.
+Copies: a message in work at the kill may be parked twice, and an event whose answer was lost or that one of two queues
+refused is published again, under the same message id: its consumers recognise it."""
+
 PROBLEMS_SHOWN = 5
 """Of one line of a table: the first ones say what is wrong."""
 
@@ -61,6 +66,7 @@ class Report:
         for check in self.checks:
             guarantees.add_row(check.guarantee, check.promise, check.counted, _mark(check.problems))
         console.print(guarantees)
+        console.print(Text(LEGEND, style="dim"))
         for line in self._explanations():
             console.print(Text(line), soft_wrap=True)
         verdict = "all of it holds" if self.ok else "FAILED"

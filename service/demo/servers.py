@@ -1,8 +1,10 @@
 """The demo's own database and virtual host: whose they are, that nobody else uses them, and that they are empty.
 
-Everything in them is deleted, so a name without "demo" is refused before anything is touched.
+Everything in them is deleted. So a name that does not say "demo" as a word of its own is refused before anything is
+touched, and so is a database that holds anything and is not marked as a demo's.
 """
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -20,6 +22,9 @@ DATABASE, VHOST = "billing_demo", "billing-demo"
 WORK, PARKING, WAITS = "orders.work", "orders.parking", ("orders.wait.500ms", "orders.wait.1s")
 AUDIT, SLOW = "demo.audit", "demo.slow"
 ORDERS_EXCHANGE, BILLING_EXCHANGE = "orders", "billing"
+
+MARK = "made by billing demo, which wipes it"
+"""Comment on the database."""
 
 _LOCK_CLASS = 0x64656D6F
 """Advisory lock "demo"; the second key is the name of what is locked."""
@@ -41,11 +46,13 @@ class Servers:
         """Refuse what does not look like a demo's.
 
         Raises:
-            DemoError: a name does not contain "demo".
+            DemoError: a name does not have the word "demo" in it.
         """
         for what, name in (("database", self.database), ("virtual host", self.vhost)):
-            if "demo" not in name:
-                raise DemoError(f"refuses to wipe the {what} {name!r}: the name of a demo's contains 'demo'")
+            if "demo" not in re.split(r"[^a-z]+", name.lower()):
+                raise DemoError(
+                    f"refuses to wipe the {what} {name!r}: a demo's has the word 'demo' in its name, like {DATABASE!r}"
+                )
 
     @property
     def database(self) -> str:
@@ -88,12 +95,36 @@ async def _empty(servers: Servers, admin: asyncpg.Connection) -> None:
             await channel.queue_delete(queue)
         for exchange in (ORDERS_EXCHANGE, BILLING_EXCHANGE):
             await channel.exchange_delete(exchange)
+    await _require_a_demos(servers, admin)
     quoted = '"' + servers.database.replace('"', '""') + '"'
     try:
         await admin.execute(f"drop database if exists {quoted} with (force)")
         await admin.execute(f"create database {quoted}")
+        await admin.execute(f"comment on database {quoted} is '{MARK}'")
     except asyncpg.InsufficientPrivilegeError as error:
         raise DemoError(f"PostgreSQL: {error}: the role needs CREATEDB: run scripts/servers") from None
+
+
+async def _require_a_demos(servers: Servers, admin: asyncpg.Connection) -> None:
+    """Refuse a database that is neither marked nor empty.
+
+    Raises:
+        DemoError: somebody else's data may be in it.
+    """
+    found = "select shobj_description(oid, 'pg_database') as mark from pg_database where datname = $1"
+    database = await admin.fetchrow(found, servers.database)
+    if database is None or database["mark"] == MARK:
+        return
+    connection = await asyncpg.connect(servers.database_url, timeout=CONNECT_TIMEOUT)
+    try:
+        tables = await connection.fetchval(
+            "select count(*) from pg_class where relnamespace not in"
+            " (select oid from pg_namespace where nspname like 'pg\\_%' or nspname = 'information_schema')"
+        )
+    finally:
+        await connection.close()
+    if tables:
+        raise DemoError(f"refuses to wipe the database {servers.database!r}: no demo made it, and it is not empty")
 
 
 async def connect_rabbitmq(url: str, name: str) -> AbstractConnection:

@@ -38,6 +38,11 @@ async def test_published_samples_are_processed(
     assert (done.returncode, done.stderr) == (0, "")
     records = await service.logged("delivery_settled", times=3)
     assert {record["message_id"] for record in records} == set(done.stdout.split())
+    order = "5d2e1f0a-0000-4000-8000-000000000001"
+    for number, event_type in enumerate(("order.placed", "order.paid"), start=4):
+        assert billing("publish", event_type, "--order-id", order, environment=environment).returncode == 0
+        records = await service.logged("delivery_settled", times=number)
+        assert records[-1]["type"] == event_type
 
 
 async def test_a_body_from_a_file_is_sent_as_it_is(

@@ -1,5 +1,6 @@
 """The demo, which judges the service from outside: it runs, it is careful, and it sees what is broken."""
 
+import asyncio
 import json
 import os
 import re
@@ -8,6 +9,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from tests.support import databases
@@ -116,12 +118,28 @@ def test_a_relay_that_does_not_look_at_the_confirms_is_seen(place: tuple[str, ..
     assert "no event was held as unroutable" in problems
 
 
-@pytest.mark.parametrize("option", ["--database-url=postgresql://h/billing", "--rabbitmq-url=amqp://h/billing"])
+@pytest.mark.parametrize("option", ["--database-url=postgresql://h/demographics", "--rabbitmq-url=amqp://h/billing"])
 def test_what_is_no_demos_is_not_touched(option: str, tmp_path: Path) -> None:
     """Everything in it would be deleted: refused by the name, before anything is asked."""
     done = demo(tmp_path, option)
     assert (done.returncode, done.stdout) == (2, "")
-    assert re.fullmatch(r"billing: refuses to wipe the (database|virtual host) 'billing': .*\n", done.stderr)
+    assert re.fullmatch(
+        r"billing: refuses to wipe the (database|virtual host) '(billing|demographics)': .*\n", done.stderr
+    )
+
+
+async def test_a_database_that_no_demo_made_is_not_wiped(place: tuple[str, ...], tmp_path: Path) -> None:
+    """Its name says demo; it holds a table that somebody made."""
+    async with databases.new_database() as name:
+        await databases.execute(f'alter database "{name}" rename to "{name}_demo"')
+        connection = await asyncpg.connect(databases.url_of(f"{name}_demo"))
+        await connection.execute("create table people (name text)")
+        done = await asyncio.to_thread(demo, tmp_path, f"--database-url={databases.url_of(f'{name}_demo')}", place[1])
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "no demo made it, and it is not empty" in done.stderr
+        assert await connection.fetchval("select count(*) from people") == 0
+        await connection.close()
+        await databases.execute(f'alter database "{name}_demo" rename to "{name}"')
 
 
 @pytest.mark.parametrize(

@@ -268,12 +268,11 @@ def test_what_is_no_instant_is_refused(value: object) -> None:
     assert why.startswith("placed_at: ")
 
 
-def test_unknown_fields_are_ignored_on_the_way_in_and_refused_on_the_way_out() -> None:
+def test_unknown_fields_are_ignored_by_readers_of_either() -> None:
     line = {"sku": "n", "quantity": 1, "unit_price": "1", "colour": "grey"}
     assert OrderPlaced.model_validate_json(placed(ORDER, lines=[line], more={"a": 1})[1])
     assert InvoiceCreated.model_validate_json(json.dumps(CREATED))
-    with pytest.raises(ValidationError):
-        InvoiceCreated.model_validate_json(json.dumps(CREATED | {"more": 1}))
+    assert "more" not in InvoiceCreated.model_validate_json(json.dumps(CREATED | {"more": 1})).model_dump()
 
 
 @pytest.mark.parametrize(
