@@ -130,14 +130,9 @@ async def declare(link: BrokerLink, topology: Topology) -> None:
     Raises:
         TopologyError: something exists with other properties; names each with what was found and what is wanted.
     """
-    problems = [p for item in topology.items for p in await _attempt(link, item, passive=False)]
-    if not problems:
-        channel = await link.channel()
-        for binding in topology.bindings:
-            queue_object = await channel.get_queue(binding.queue, ensure=False)
-            await queue_object.bind(binding.exchange, binding.routing_key)
-        await channel.close()
-    _raise(problems)
+    _raise([p for item in topology.items for p in await _attempt(link, item, passive=False)])
+    for binding in topology.bindings:
+        await _bind(link, binding)
 
 
 async def verify(link: BrokerLink, topology: Topology) -> None:
@@ -149,20 +144,24 @@ async def verify(link: BrokerLink, topology: Topology) -> None:
     _raise([p for item in topology.items for p in await _attempt(link, item, passive=True)])
 
 
-async def check(link: BrokerLink, topology: Topology) -> None:
+async def check(link: BrokerLink, topology: Topology) -> list[str]:
     """Compare without changing: what exists is compared, what is missing is reported and not made.
 
-    Bindings cannot be read over AMQP and are not compared.
+    Bindings cannot be read over AMQP and are not compared. Returns what exists and could not be compared, since the
+    user may not configure it.
 
     Raises:
         TopologyError: names everything that is missing or other than wanted.
     """
     problems: list[str] = []
+    uncompared: list[str] = []
     for item in topology.items:
         missing = await _attempt(link, item, passive=True)
         # Declaring what exists changes nothing: the broker compares and answers.
-        problems += missing or await _attempt(link, item, passive=False)
+        found = missing or await _attempt(link, item, passive=False)
+        (uncompared if found == [_no_right_to_configure(item)] else problems).extend(found)
     _raise(problems)
+    return uncompared
 
 
 def _quorum(name: str, *, overflow_to: str | None, limit: int, ttl: timedelta | None = None) -> Queue:
@@ -196,11 +195,28 @@ async def _attempt(link: BrokerLink, item: Exchange | Queue, *, passive: bool) -
     except ChannelNotFoundEntity:
         return [f"{_label(item)}: missing"]
     except ChannelAccessRefused:
-        right = "to see it" if passive else "to configure it (TOPOLOGY=verify needs none)"
-        return [f"{_label(item)}: the user has no right {right}"]
+        return [f"{_label(item)}: the user has no right to see it" if passive else _no_right_to_configure(item)]
     finally:
         await _close(channel)
     return []
+
+
+async def _bind(link: BrokerLink, binding: Binding) -> None:
+    channel = await link.channel()
+    try:
+        queue = await channel.get_queue(binding.queue, ensure=False)
+        await queue.bind(binding.exchange, binding.routing_key)
+    except ChannelAccessRefused:
+        raise TopologyError(
+            f"binding of queue {binding.queue} to exchange {binding.exchange}: the user has no right to make it: "
+            "it takes the rights to write to the queue and to read from the exchange (TOPOLOGY=verify makes none)"
+        ) from None
+    finally:
+        await _close(channel)
+
+
+def _no_right_to_configure(item: Exchange | Queue) -> str:
+    return f"{_label(item)}: the user has no right to configure it (TOPOLOGY=verify needs none)"
 
 
 async def _close(channel: AbstractChannel) -> None:

@@ -1,6 +1,9 @@
 """The topology on a real broker: made, compared, refused, never changed behind anybody's back."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +12,7 @@ from service.reliability import topology
 from service.reliability.errors import TopologyError
 from service.reliability.link import BrokerLink
 from tests.support.rabbit import PASSWORD, Rabbit, rabbitmqctl
-from tests.support.stock import settings
+from tests.support.stock import settings, stock_service
 from tests.support.waiting import eventually
 
 WANTED = whole_topology(
@@ -77,22 +80,64 @@ async def test_check_reports_what_is_missing_and_makes_nothing(rabbit: Rabbit) -
     assert await rabbit.count("orders.work") == -1
 
 
-async def test_verify_works_for_a_user_that_may_configure_nothing(rabbit: Rabbit) -> None:
-    """TOPOLOGY=verify: passive only."""
+CONFIGURE = r"^(orders(\..+)?|billing)$"
+WRITE, READ = r"^(amq\.default|billing|orders\.work)$", r"^orders(\..+)?$"
+VERIFY_WRITE, VERIFY_READ = r"^(amq\.default|billing)$", r"^orders\..+$"
+
+
+@contextmanager
+def user_with(rabbit: Rabbit, *rights: str) -> Iterator[str]:
+    """Make a user that may configure, write and read so much; yield the address to use."""
     vhost = rabbit.url.rsplit("/", 1)[1]
-    user = f"verify-{vhost}"
-    async with BrokerLink(rabbit.url, "billing-topology") as link:
-        await topology.declare(link, WANTED)
+    user = f"restricted-{vhost}"
     rabbitmqctl("add_user", user, PASSWORD)
     try:
-        rabbitmqctl("set_permissions", "-p", vhost, user, "^$", ".*", ".*")
-        url = f"amqp://{user}:{PASSWORD}@127.0.0.1:5672/{vhost}"
-        async with BrokerLink(url, "billing-topology") as link:
-            await topology.verify(link, WANTED)
-            with pytest.raises(TopologyError, match="TOPOLOGY=verify"):
-                await topology.declare(link, WANTED)
+        rabbitmqctl("set_permissions", "-p", vhost, user, *rights)
+        yield f"amqp://{user}:{PASSWORD}@127.0.0.1:5672/{vhost}"
     finally:
         rabbitmqctl("delete_user", user)
+
+
+@pytest.mark.parametrize(
+    ("mode", "rights"), [("declare", (CONFIGURE, WRITE, READ)), ("verify", ("^$", VERIFY_WRITE, VERIFY_READ))]
+)
+async def test_the_service_runs_with_the_rights_of_the_checklist(
+    rabbit: Rabbit, stock_url: str, mode: str, rights: tuple[str, ...]
+) -> None:
+    """A failing message is retried and parked, and an event leaves: every right is used."""
+    command = "rabbitmqctl set_permissions -p VHOST USER " + " ".join(f"'{right}'" for right in rights)
+    assert command in (Path(__file__).parents[2] / "docs" / "checklist.md").read_text()
+    if mode == "verify":
+        async with BrokerLink(rabbit.url, "billing-topology") as link:
+            await topology.declare(link, whole_topology(orders_family(settings(stock_url, rabbit.url))))
+    await rabbit.collect_events()
+    with user_with(rabbit, *rights) as url:
+        async with stock_service(settings(stock_url, url, topology=mode)) as stock:
+            await rabbit.publish("order.placed", b"{}")
+            await rabbit.publish("order.placed", b'{"quantity": 999999999999}')
+            await stock.has_stock(100)
+            await eventually(rabbit.events, lambda events: [e.type for e in events] == ["stock.added"])
+            await eventually(lambda: rabbit.count("orders.parking"), lambda n: n == 1)
+
+
+async def test_who_may_configure_nothing_can_verify_and_see_that_everything_exists(rabbit: Rabbit) -> None:
+    async with BrokerLink(rabbit.url, "billing-topology") as link:
+        await topology.declare(link, WANTED)
+        assert await topology.check(link, WANTED) == []
+    with user_with(rabbit, "^$", VERIFY_WRITE, VERIFY_READ) as url:
+        async with BrokerLink(url, "billing-topology") as link:
+            await topology.verify(link, WANTED)
+            assert len(await topology.check(link, WANTED)) == len(WANTED.items)
+            with pytest.raises(TopologyError, match="TOPOLOGY=verify"):
+                await topology.declare(link, WANTED)
+
+
+async def test_a_right_that_is_missing_for_a_binding_is_named(rabbit: Rabbit) -> None:
+    """Taken for an outage, the start would wait for it for ever."""
+    with user_with(rabbit, CONFIGURE, VERIFY_WRITE, ".*") as url:
+        async with BrokerLink(url, "billing-topology") as link:
+            with pytest.raises(TopologyError, match=r"binding of queue orders\.work to exchange orders"):
+                await topology.declare(link, WANTED)
 
 
 async def test_a_message_waits_for_the_delay_of_its_queue_and_returns(rabbit: Rabbit) -> None:
