@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 from uuid import UUID
 
+import structlog
 import typer
 import uvloop
 from aio_pika import DeliveryMode, Message
@@ -34,7 +35,7 @@ from service.reliability.errors import ReliabilityError
 from service.reliability.link import BrokerLink
 from service.reliability.parking import list_parked
 from service.reliability.publisher import Confirmed, ConfirmingPublisher
-from service.settings import Settings, SettingsError, default_settings, load_settings
+from service.settings import Settings, SettingsError, default_settings, load_settings, unknown_settings
 from service.status import read_status
 from service.telemetry import configure_logging
 
@@ -49,6 +50,11 @@ topology_app = typer.Typer(help="The exchanges and queues on the broker.", no_ar
 parking_app = typer.Typer(help="The messages put aside for people.", no_args_is_help=True)
 app.add_typer(topology_app, name="topology")
 app.add_typer(parking_app, name="parking")
+
+log = structlog.get_logger(__name__)
+
+WIDE = 240
+"""Columns of a table in a pipe."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
@@ -70,6 +76,8 @@ def run(
 ) -> None:
     """Run the service until SIGTERM or Ctrl-C."""
     settings = _settings()
+    for name, nearest in unknown_settings().items():
+        log.warning("setting_unknown", name=name, meant=nearest)
     _run(_serve(settings, migrate_first=migrate_first))
 
 
@@ -205,12 +213,12 @@ def parking_list(
     print(f"{parked.total} parked" + (f" ({reasons})" if reasons else ""))
     if parked.messages:
         table = Table()
-        for heading in ("message id", "type", "reason", "attempts", "parked at", "explanation"):
+        for heading in ("message id", "type", "reason", "executed", "parked at", "explanation"):
             table.add_column(heading, overflow="fold")
         for m in parked.messages:
-            cells = (m.message_id, m.type, m.reason, m.attempts, m.parked_at, m.explanation)
+            cells = (m.message_id, m.type, m.reason, m.attempts, (m.parked_at or "")[:19], m.explanation)
             table.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))  # a stranger's: no markup
-        Console().print(table)
+        Console(width=None if sys.stdout.isatty() else WIDE).print(table)
     if parked.total > len(parked.messages):
         print(f"showing the oldest {len(parked.messages)}: see --limit", file=sys.stderr)
 

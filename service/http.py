@@ -96,9 +96,10 @@ async def serve(application: Starlette, host: str, port: int) -> AsyncIterator[i
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))
-    except OSError:
+    except OSError as error:
         listener.close()
-        raise
+        place = f"{host}:{port} (BILLING_HTTP_HOST, BILLING_HTTP_PORT)"
+        raise OSError(f"cannot listen on {place}: {error.strerror}") from error
     config = uvicorn.Config(
         application, log_config=None, access_log=False, lifespan="off", timeout_graceful_shutdown=1, server_header=False
     )

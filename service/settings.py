@@ -4,10 +4,13 @@ Durations are seconds and retentions are days, as each description says; lists a
 the start with one line that names the setting and what is allowed, and never shows a value, since it may be a secret.
 """
 
+import os
 from datetime import timedelta
+from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import urlsplit
 
+from dotenv import dotenv_values
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
@@ -149,6 +152,13 @@ class Settings(BaseSettings):
 def default_settings() -> Settings:
     """Return the defaults, whatever the environment says."""
     return Settings.model_construct(**{name: field.default for name, field in Settings.model_fields.items()})
+
+
+def unknown_settings() -> dict[str, str | None]:
+    """Return the names in the environment and `.env` that begin like settings and are none, with the nearest one."""
+    known = {PREFIX + name.upper() for name in Settings.model_fields}
+    given = {name.upper() for name in (*os.environ, *dotenv_values(".env")) if name.upper().startswith(PREFIX)}
+    return {name: next(iter(get_close_matches(name, known, 1)), None) for name in sorted(given - known)}
 
 
 def load_settings() -> Settings:

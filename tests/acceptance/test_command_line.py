@@ -1,6 +1,7 @@
 """The command line as people and programs use it."""
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -186,3 +187,23 @@ def test_the_asyncapi_document_is_printed_without_any_server_or_setting() -> Non
         "invoice.voided",
     ):
         assert message in done.stdout
+
+
+async def test_a_misspelled_setting_is_told_with_the_one_that_may_be_meant(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """It would be ignored without a word otherwise."""
+    service = ServiceProcess(environment | {"BILLING_PREFETC": "10"}, tmp_path / "log").start()
+    [record] = await service.logged("setting_unknown")
+    assert (record["name"], record["meant"]) == ("BILLING_PREFETC", "BILLING_PREFETCH")
+    assert await service.stop() == 0
+
+
+async def test_a_port_that_is_taken_is_named_with_its_settings(environment: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = billing("run", environment=environment | {"BILLING_HTTP_PORT": str(port)})
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"billing: cannot listen on 127.0.0.1:{port} (BILLING_HTTP_HOST, BILLING_HTTP_PORT): Address already in use"
+    )
