@@ -100,7 +100,9 @@ class Service:
         self.health = Health(self.metrics)
         self.family = orders_family(settings)
         for queue in self.family.topology.queues:
-            self.metrics.successors_refused.labels(queue.name)  # there before the first refusal: an alarm reads it
+            self.metrics.successors_refused.labels(queue.name)  # there before the first one: an alarm reads them
+        for reason in Reason:
+            self.metrics.parked.labels(reason)
         self._consumer_link = self._link("billing-consumer")
         self._publisher_link = self._link("billing-publisher")
         self._relay_link = self._link("billing-relay")

@@ -24,6 +24,9 @@ class Metrics:
         self.deliveries = Counter(
             "billing_deliveries_total", "Deliveries settled.", ("type", "outcome"), registry=self.registry
         )
+        self.parked = Counter(
+            "billing_messages_parked_total", "Messages put aside for people.", ("reason",), registry=self.registry
+        )
         self.handler_seconds = Histogram(
             "billing_handler_seconds",
             "Claim, handler and commit of one delivery.",

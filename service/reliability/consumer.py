@@ -14,13 +14,13 @@ from datetime import timedelta
 from typing import cast
 
 import structlog
-from aio_pika import IncomingMessage
 from aio_pika.abc import AbstractChannel
 from aiormq import Channel as Wire
 from aiormq.abc import DeliveredMessage
 
 from service.reliability.envelope import read_envelope
 from service.reliability.errors import TopologyError
+from service.reliability.frames import build
 from service.reliability.inbound import Inbound
 from service.reliability.link import BrokerLink, losses_are_errors
 from service.reliability.outcome import Diagnosis, Park, Reason
@@ -110,7 +110,7 @@ class Consumer:
 
     async def deliver(self, delivered: DeliveredMessage) -> None:
         """Hand a delivery to the subscriber of its type; park it where there is none or where it cannot be read."""
-        message, unreadable = _build(delivered)
+        message, unreadable = build(delivered)
         envelope = read_envelope(message, self.inbound.family.policy.max_attempts)
         try:
             if unreadable is not None:
@@ -184,20 +184,6 @@ class Consumer:
         task = asyncio.get_running_loop().create_task(self.deliver(delivered))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _build(delivered: DeliveredMessage) -> tuple[IncomingMessage, Diagnosis | None]:
-    """Return the message; where a property makes the client raise, without that property and with the diagnosis.
-
-    RabbitMQ 4.x delivers properties that aio-pika refuses, such as delivery_mode 3; unguarded, the delivery would
-    stay unsettled and unseen.
-    """
-    try:
-        return IncomingMessage(delivered), None
-    except Exception as error:  # whatever a hostile property makes the client raise
-        properties = delivered.header.properties
-        properties.delivery_mode = properties.expiration = properties.timestamp = properties.priority = None
-        return IncomingMessage(delivered), Diagnosis(type(error).__name__, "a property of the message cannot be read")
 
 
 def _fields(diagnosis: Diagnosis) -> dict[str, str]:

@@ -15,6 +15,7 @@ import aio_pika
 from aio_pika.abc import AbstractChannel, AbstractConnection
 from yarl import URL
 
+from service.reliability.frames import guard
 from service.reliability.stopping import is_being_cancelled
 
 CONNECT_TIMEOUT = 10.0
@@ -97,6 +98,7 @@ class BrokerLink:
             if self._connection is not None and _is_open(self._connection):
                 return self._connection
             self._connection = None
+            guard()
             async with asyncio.timeout(CONNECT_TIMEOUT):
                 connection = await aio_pika.connect(self._url, client_properties={"connection_name": self._name})
             self._connection = connection

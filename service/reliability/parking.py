@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from aio_pika.abc import AbstractIncomingMessage
-from aio_pika.exceptions import QueueEmpty
+from pamqp.commands import Basic
 
+from service.reliability.envelope import sendable
+from service.reliability.frames import build
 from service.reliability.link import BrokerLink
 
 
@@ -45,12 +47,14 @@ async def list_parked(link: BrokerLink, queue: str, limit: int) -> ParkingList:
     try:
         parking = await channel.declare_queue(queue, passive=True)
         total = parking.declaration_result.message_count or 0
+        wire = await channel.get_underlay_channel()
         messages: list[Parked] = []
         while len(messages) < limit:
-            try:
-                messages.append(describe(await parking.get(no_ack=False)))
-            except QueueEmpty:
+            delivered = await wire.basic_get(queue, no_ack=False)
+            if isinstance(delivered.delivery, Basic.GetEmpty):
                 break
+            message, _ = build(delivered)  # what the broker parked itself may be unreadable
+            messages.append(describe(message))
         return ParkingList(max(total, len(messages)), tuple(messages))
     finally:
         await channel.close()
@@ -61,8 +65,8 @@ def describe(message: AbstractIncomingMessage) -> Parked:
     headers = message.headers or {}
     attempts = headers.get("x-attempts")
     return Parked(
-        message_id=message.message_id,
-        type=message.type,
+        message_id=sendable(message.message_id),
+        type=sendable(message.type),
         reason=_text(headers.get("x-parked-reason")) or _broker_reason(headers.get("x-death")),
         parked_at=_text(headers.get("x-parked-at")),
         attempts=attempts if isinstance(attempts, int) else None,

@@ -238,6 +238,8 @@ async def test_health_and_metrics_tell_what_works(service: ServiceProcess, rabbi
     assert ready.json() == {"ready": True, "parts": {"consumer": True, "database": True, "relay": True}}
     metrics = (await service.get("/metrics")).text
     assert 'billing_deliveries_total{outcome="processed",type="order.placed"} 1.0' in metrics
+    assert 'billing_messages_parked_total{reason="unreadable"} 0.0' in metrics
+    assert 'billing_successors_refused_total{queue="orders.parking"} 0.0' in metrics
     assert "billing_outbox_oldest_seconds" in metrics
     assert 'billing_ready{part="consumer"} 1.0' in metrics
 

@@ -1,0 +1,142 @@
+"""Frames and properties that the client library cannot take, made into deliveries that can be parked.
+
+Bytes that are no UTF-8 in a short string or in a header's name, a timestamp out of range, a table nested too deep: the
+library raises while it parses, below everything that could settle the delivery. The connection dies, the broker
+delivers the message again, and so on for ever, with all that was prefetched beside it. `guard` replaces the four
+decoders concerned by ones that mark what they cannot read; `build` then tells what is marked.
+
+Four entries of the library's tables are replaced: what it decodes is decoded as before. A test holds them to the pinned
+version; with another one that has moved them, `guard` warns and leaves everything as it is.
+"""
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import structlog
+from aio_pika import IncomingMessage
+from aiormq.abc import DeliveredMessage
+from pamqp import decode
+
+from service.reliability.envelope import UNREADABLE, is_unreadable
+from service.reliability.outcome import Diagnosis
+
+Decoder = Callable[..., tuple[int, Any]]
+
+UNREADABLE_TIMESTAMP = datetime.min.replace(tzinfo=UTC)
+"""Stands for a timestamp property out of range: the library takes nothing but a datetime there."""
+
+DEEPEST = 20
+"""Levels of tables in tables that are read: a frame has room for thousands, Python's stack has not."""
+
+_DECODERS: tuple[tuple[dict[Any, Decoder], Any, str], ...] = (
+    (decode.METHODS, "shortstr", "short_str"),
+    (decode.METHODS, "timestamp", "timestamp"),
+    (decode.METHODS, "table", "field_table"),
+    (decode.TABLE_MAPPING, b"T", "timestamp"),
+    (decode.TABLE_MAPPING, b"F", "field_table"),
+    (decode.TABLE_MAPPING, b"A", "field_array"),
+)
+"""Where the library looks a decoder up, under which key, and the name of the one that must be there."""
+
+_level = 0
+
+log = structlog.get_logger(__name__)
+
+
+def guard() -> bool:
+    """Replace the decoders that raise; tell whether they are replaced. Doing it again changes nothing."""
+    ours = {"shortstr": _short_str, "timestamp": _timestamp, "table": _table, b"T": _header_timestamp}
+    ours |= {b"F": _table, b"A": _array}
+    if all(table.get(key) is ours[key] for table, key, _ in _DECODERS):
+        return True
+    moved = [name for table, key, name in _DECODERS if table.get(key) is not getattr(decode, name, None)]
+    if moved:
+        log.warning(
+            "frames_not_guarded",
+            client=f"pamqp {version('pamqp')}",
+            decoders=sorted(set(moved)),
+            explanation="a frame that cannot be decoded will stop the consumer: install the pinned version",
+        )
+        return False
+    for table, key, _ in _DECODERS:
+        table[key] = ours[key]
+    return True
+
+
+def build(delivered: DeliveredMessage) -> tuple[IncomingMessage, Diagnosis | None]:
+    """Return the message; where a part of it cannot be read, without that part and with the diagnosis.
+
+    RabbitMQ 4.x delivers properties that aio-pika refuses, such as delivery_mode 3.
+    """
+    properties = delivered.header.properties
+    marked = [name for name in properties.attributes() if _is_marked(getattr(properties, name))]
+    if properties.timestamp == UNREADABLE_TIMESTAMP:
+        properties.timestamp = None
+    try:
+        message = IncomingMessage(delivered)
+    except Exception:  # whatever a hostile property makes the client raise
+        marked.append("delivery_mode, priority or expiration")
+        properties.delivery_mode = properties.expiration = properties.priority = None
+        message = IncomingMessage(delivered)
+    if not marked:
+        return message, None
+    return message, Diagnosis("UnreadableProperty", f"cannot be read: {', '.join(marked)}")
+
+
+def _is_marked(value: Any) -> bool:
+    return value == UNREADABLE_TIMESTAMP if isinstance(value, datetime) else is_unreadable(value)
+
+
+def _short_str(value: bytes) -> tuple[int, str]:
+    """Decode; bytes that are no UTF-8 become lone surrogates, which no UTF-8 text has."""
+    end = value[0] + 1
+    return end, value[1:end].decode("utf-8", "surrogateescape")
+
+
+def _timestamp(value: bytes) -> tuple[int, datetime]:
+    try:
+        return decode.timestamp(value)
+    except (ValueError, OverflowError, OSError):  # what a datetime raises, depending on how far off it is
+        return 8, UNREADABLE_TIMESTAMP
+
+
+def _header_timestamp(value: bytes) -> tuple[int, datetime | str]:
+    consumed, instant = _timestamp(value)
+    return consumed, UNREADABLE if instant == UNREADABLE_TIMESTAMP else instant
+
+
+def _table(value: bytes) -> tuple[int, Any]:
+    return _one_level_deeper(_read_table, value)
+
+
+def _array(value: bytes) -> tuple[int, Any]:
+    return _one_level_deeper(decode.field_array, value)
+
+
+def _one_level_deeper(read: Decoder, value: bytes) -> tuple[int, Any]:
+    """Read what stands behind its own length; skip it where it is too deep, or where it cannot be read at all."""
+    global _level  # noqa: PLW0603 - decoders are called by the library, one frame at a time, and get nothing else
+    whole = 4 + int.from_bytes(value[:4], "big")
+    _level += 1
+    try:
+        return read(value) if _level <= DEEPEST else (whole, UNREADABLE)
+    except (ValueError, IndexError):  # an unknown type, a length that is none
+        return whole, {UNREADABLE: UNREADABLE} if _level == 1 else UNREADABLE
+    finally:
+        _level -= 1
+
+
+def _read_table(value: bytes) -> tuple[int, dict[str, Any]]:
+    """Decode a table as the library does, but for the names, which are decoded like short strings."""
+    end = 4 + int.from_bytes(value[:4], "big")
+    if end > len(value):
+        raise ValueError("the table is longer than its frame")
+    offset, table = 4, {}
+    while offset < end:
+        consumed, name = _short_str(value[offset:])
+        offset += consumed
+        consumed, table[name] = decode.embedded_value(value[offset:])
+        offset += consumed
+    return end, table
