@@ -47,6 +47,9 @@ from service.telemetry import Metrics
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=250), timedelta(seconds=3)
 """Between attempts to reach a server at the start, doubling."""
 
+TOPOLOGY_INTERVAL = timedelta(seconds=10)
+"""Between declarations while running."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -189,14 +192,16 @@ class Service:
         """Relay and consume until asked to stop, or until a part ends that must not."""
         relay = asyncio.create_task(self._relay.run(), name="relay")
         consumer = asyncio.create_task(self._consumer.run(), name="consumer")
+        topology_task = asyncio.create_task(self._keep_topology(), name="topology")
         stop = asyncio.create_task(self.stopping.wait(), name="stop")
         log.info("service_started")
         ended, _ = await asyncio.wait((relay, consumer, stop), return_when=asyncio.FIRST_COMPLETED)
         self.stopping.set()
         await self._stop(relay)
-        consumer.cancel()
-        relay.cancel()
-        results = await asyncio.gather(relay, consumer, return_exceptions=True)
+        tasks = (relay, consumer, topology_task)
+        for task in tasks:
+            task.cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
         failed = [r for r in results if isinstance(r, Exception)]
         if failed:
             raise failed[0]
@@ -262,10 +267,30 @@ class Service:
             await database.require_current_schema(connection)
 
     async def _declare(self) -> None:
-        make = topology.declare if self.settings.topology == "declare" else topology.verify
         async with self._link("billing-topology") as link:
             with losses_are_errors():
-                await make(link, whole_topology(self.family))
+                await self._make_topology(link)
+
+    async def _make_topology(self, link: BrokerLink) -> None:
+        make = topology.declare if self.settings.topology == "declare" else topology.verify
+        await make(link, whole_topology(self.family))
+
+    async def _keep_topology(self) -> None:
+        """Declare again and again: the loss of an exchange or of a binding is noticed by nobody, as messages just stop.
+
+        What is wrong is told and left to people: the service does what it still can.
+        """
+        while True:
+            await self.stopping.pause(TOPOLOGY_INTERVAL * (1 + self._jitter() / 4))
+            if self.stopping.is_set():
+                return
+            try:
+                with losses_are_errors():
+                    await self._make_topology(self._publisher_link)
+            except TopologyError as error:
+                log.error("topology_wrong", explanation=str(error))  # noqa: TRY400 - the text says it all
+            except Exception as error:  # the broker is away, in whatever form it is told; the consumer's log says so
+                log.debug("topology_not_declared", error=type(error).__name__)
 
     async def _repair(self) -> None:
         """Declare the topology for all who found a queue missing at once."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import asyncpg
 import pytest
+from aio_pika.exceptions import ChannelNotFoundEntity, PublishError
 
 from service.app import BillingUnitOfWork
 from tests.support.proxy import proxy_to
@@ -344,3 +345,34 @@ async def _metric(stock: object, line: str) -> float:
     name, labels = line.rstrip("}").split("{")
     key, value = labels.split("=")
     return stock.service.metrics.registry.get_sample_value(name, {key: value.strip('"')}) or 0  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("exchange", ["orders", "billing"])
+async def test_an_exchange_deleted_while_running_is_made_again_with_its_bindings(
+    stock_url: str, rabbit: Rabbit, exchange: str
+) -> None:
+    """Nobody would notice: producers are told that there is no route, and events stay in the outbox."""
+
+    async def is_there() -> bool:
+        try:
+            async with rabbit.connection.channel() as channel:
+                await channel.get_exchange(exchange, ensure=True)
+        except ChannelNotFoundEntity:
+            return False
+        return True
+
+    async def is_routed() -> bool:
+        try:
+            await rabbit.publish(TYPE, BODY)
+        except PublishError:
+            return False
+        return True
+
+    async with stock_service(settings(stock_url, rabbit.url)) as stock:
+        await rabbit.channel.exchange_delete(exchange)
+        assert not await is_there()
+        await eventually(is_there, bool)
+        await rabbit.collect_events()
+        await eventually(is_routed, bool)
+        await stock.has_stock(100)
+        await eventually(rabbit.events, lambda events: len(events) == 1)
