@@ -132,6 +132,9 @@ class PostgresTransactions(Generic[P]):
             except BaseException as error:
                 lost = await _is_lost_after_rollback(connection)
                 if isinstance(error, Exception) and (lost or is_outage(error)):
+                    # A session may keep what is wrong, such as being read-only, when the server is well again.
+                    with suppress(asyncpg.InterfaceError):
+                        connection.terminate()
                     raise DatabaseUnavailableError(_outage(error)) from error
                 raise
         if work.has_events:

@@ -376,3 +376,23 @@ async def test_an_exchange_deleted_while_running_is_made_again_with_its_bindings
         await eventually(is_routed, bool)
         await stock.has_stock(100)
         await eventually(rabbit.events, lambda events: len(events) == 1)
+
+
+@pytest.mark.guarantee("G7")
+async def test_a_database_that_was_read_only_is_used_again_at_once(
+    stock_url: str, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """As after a failover: a session that began while the server was read-only stays so, and is given up."""
+    name = await connection.fetchval("select current_database()")
+    async with stock_service(settings(stock_url, rabbit.url, max_attempts=1)) as stock:
+        await connection.execute(f'alter database "{name}" set default_transaction_read_only = on')
+        await connection.fetch(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = $1 and application_name = 'billing' and pid <> pg_backend_pid()",
+            name,
+        )
+        await rabbit.publish(TYPE, BODY)
+        await eventually(stock.held, lambda held: held >= 2)
+        await connection.execute(f'alter database "{name}" reset default_transaction_read_only')
+        await stock.has_stock(100, within=10)
+        assert await rabbit.count("orders.parking") == 0
