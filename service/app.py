@@ -17,8 +17,9 @@ import asyncpg
 import structlog
 from faststream.rabbit import RabbitBroker
 
+from schemas.money import LARGEST_TOTAL
 from service import contract, database
-from service.asyncapi import asyncapi_yaml
+from service.asyncapi import Limits, asyncapi_yaml
 from service.billing import handlers
 from service.billing.errors import BillingError, RuleViolationError
 from service.billing.repository import PostgresInvoices
@@ -76,6 +77,18 @@ def orders_family(settings: Settings) -> QueueFamily:
 def whole_topology(family: QueueFamily) -> Topology:
     """Return all that the service needs on the broker."""
     return family.topology + Topology(exchanges=(Exchange(contract.BILLING_EXCHANGE, "topic"),))
+
+
+def published_contract(subscribe: Callable[[Inbound], None] = handlers.subscribe) -> str:
+    """Return the AsyncAPI document: the published one, with the defaults, whatever an instance is configured to."""
+    settings = default_settings()
+    limits = Limits(
+        bodyBytes=settings.max_body_bytes,
+        totalMinorUnits=LARGEST_TOTAL,
+        messageIdDays=settings.inbox_retention.days,
+        executions=settings.max_attempts,
+    )
+    return asyncapi_yaml(subscribe, orders_family(settings), limits)
 
 
 class Service:
@@ -320,8 +333,7 @@ class Service:
             return await outbox.backlog(connection)
 
     def _contract(self) -> str:
-        """Return the AsyncAPI document: the published one, whatever this instance is configured to."""
-        return asyncapi_yaml(self._subscribe, orders_family(default_settings()))
+        return published_contract(self._subscribe)
 
     def _link(self, name: str) -> BrokerLink:
         return BrokerLink(self.settings.rabbitmq_url.get_secret_value(), name)

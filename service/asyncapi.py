@@ -8,6 +8,7 @@ stale.
 
 import json
 from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from importlib.resources import files
 from inspect import cleandoc
@@ -40,12 +41,30 @@ _TRACEPARENT = {
 }
 
 
-def asyncapi_yaml(subscribe: Callable[[Inbound], None], family: QueueFamily) -> str:
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What producers may rely on: no smaller value comes without a new version.
+
+    Attributes:
+        bodyBytes: the largest body that is read.
+        totalMinorUnits: the largest total of an order.
+        messageIdDays: how long a message id is known, so that its duplicates are.
+        executions: of a message that fails.
+    """
+
+    bodyBytes: int  # noqa: N815 - as the document has it
+    totalMinorUnits: int  # noqa: N815
+    messageIdDays: int  # noqa: N815
+    executions: int
+
+
+def asyncapi_yaml(subscribe: Callable[[Inbound], None], family: QueueFamily, limits: Limits) -> str:
     """Return the AsyncAPI 3.0 document, the same at every call.
 
     Args:
         subscribe: declares the subscribers.
         family: what they consume.
+        limits: in words and numbers in the document.
     """
     broker = RabbitBroker(logger=None)
     subscribe(Inbound(broker, family))
@@ -57,9 +76,10 @@ def asyncapi_yaml(subscribe: Callable[[Inbound], None], family: QueueFamily) -> 
         "info": {
             "title": "Billing",
             "version": version("billing-service"),
-            "description": _description(family),
+            "description": _description(family, limits),
         },
         "defaultContentType": "application/json",
+        "x-limits": asdict(limits),
         "servers": {"development": SERVER},
         "channels": {m.TYPE: _channel(m, document["channels"][m.TYPE], family) for m in messages},
         "operations": {m.TYPE: _operation(m, family) for m in messages},
@@ -78,11 +98,15 @@ def _declare_events(broker: RabbitBroker) -> None:
         broker.publisher(routing_key=event.TYPE, exchange=exchange, schema=event, title=event.TYPE)
 
 
-def _description(family: QueueFamily) -> str:
+def _description(family: QueueFamily, limits: Limits) -> str:
     policy = family.policy
     delays = ", ".join(delay_name(policy.delay_after(attempt)) for attempt in range(1, policy.max_attempts))
     return Template(files("service").joinpath("asyncapi.md").read_text()).substitute(
-        executions=policy.max_attempts, delays=delays
+        executions=limits.executions,
+        delays=delays,
+        body=f"{limits.bodyBytes / 2**20:g} MiB",
+        total=f"{limits.totalMinorUnits:,}".replace(",", " "),
+        days=limits.messageIdDays,
     )
 
 

@@ -24,9 +24,7 @@ from rich.table import Table
 from rich.text import Text
 
 from service import contract, database, samples
-from service.app import Service, orders_family, whole_topology
-from service.asyncapi import asyncapi_yaml
-from service.billing.handlers import subscribe
+from service.app import Service, orders_family, published_contract, whole_topology
 from service.demo import main as demo_main
 from service.demo.errors import DemoError
 from service.demo.servers import DATABASE, VHOST, Servers, beside
@@ -35,7 +33,7 @@ from service.reliability.errors import ReliabilityError
 from service.reliability.link import BrokerLink
 from service.reliability.parking import list_parked
 from service.reliability.publisher import Confirmed, ConfirmingPublisher
-from service.settings import Settings, SettingsError, default_settings, load_settings, unknown_settings
+from service.settings import Settings, SettingsError, load_settings, unknown_settings
 from service.status import read_status
 from service.telemetry import configure_logging
 
@@ -76,8 +74,6 @@ def run(
 ) -> None:
     """Run the service until SIGTERM or Ctrl-C."""
     settings = _settings()
-    for name, nearest in unknown_settings().items():
-        log.warning("setting_unknown", name=name, meant=nearest)
     _run(_serve(settings, migrate_first=migrate_first))
 
 
@@ -140,7 +136,7 @@ def publish(
 def asyncapi() -> None:
     """Print the AsyncAPI document."""
     try:
-        print(asyncapi_yaml(subscribe, orders_family(default_settings())), end="")
+        print(published_contract(), end="")
     except FileNotFoundError as error:
         _fail(str(error))
 
@@ -234,6 +230,8 @@ async def _serve(settings: Settings, *, migrate_first: bool) -> None:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop)
+    for name, nearest in unknown_settings().items():
+        log.warning("setting_unknown", name=name, meant=nearest)
     await service.run(migrate_first=migrate_first)
 
 

@@ -13,13 +13,14 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
-from starlette.routing import Mount, Route
-from starlette.staticfiles import StaticFiles
+from starlette.routing import Route
 
 from service.health import Health
 from service.telemetry import Metrics
 
 PAGE = Path(__file__).parent / "page"
+
+PAGE_PARTS = ("asyncapi.js", "asyncapi.css", "page.js", "page.css")
 
 PAGE_HEADERS = {
     # The browser itself refuses whatever would not come from here. The page's parser compiles schemas: unsafe-eval.
@@ -63,6 +64,12 @@ def web_application(
     async def asyncapi_page(_request: Request) -> Response:
         return FileResponse(PAGE / "index.html", headers=PAGE_HEADERS)
 
+    def page_part(name: str) -> Callable[[Request], Awaitable[Response]]:
+        async def part(_request: Request) -> Response:
+            return FileResponse(PAGE / name, headers=PAGE_HEADERS)
+
+        return part
+
     return Starlette(
         routes=[
             Route("/livez", livez),
@@ -70,7 +77,7 @@ def web_application(
             Route("/metrics", metrics_page),
             Route("/asyncapi", asyncapi_page),
             Route("/asyncapi.yaml", asyncapi_yaml),
-            Mount("/asyncapi", StaticFiles(directory=PAGE)),
+            *(Route(f"/asyncapi/{name}", page_part(name)) for name in PAGE_PARTS),
         ]
     )
 

@@ -8,6 +8,7 @@ must be nothing narrower. Of what leaves, consumers must get nothing that they n
 Readers ignore fields that they do not know, so one may be added to what leaves, an optional one to what arrives, and an
 optional one that arrived may be removed. A removed required one breaks: producers had to say it, so they count on what
 it did. A keyword that is not known here counts as a break where it differs; titles, descriptions and examples never do.
+Not seen is what only prose says, or only a validator written in Python.
 """
 
 import argparse
@@ -36,8 +37,8 @@ _COMPARED_APART |= {"additionalProperties", "anyOf"}
 _MEANINGLESS = {"title", "description", "summary", "examples", "$comment", "deprecated", "$defs", "definitions"}
 _BY_NAME = {"properties", "patternProperties", "dependentSchemas"}
 _UNORDERED = {"anyOf", "oneOf", "allOf", "required", "type"}
-# Of a binding: what is said of our side alone, so that nobody else notices.
-_OURS = {"bindingVersion", "ack", "mandatory", "x-acknowledgement", "x-confirms"}
+_WORDS = {"bindingVersion", "x-acknowledgement"}
+"""Of a binding: how it is said, not what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class Contract:
 
 def breaks(old: Contract, new: Contract) -> list[Break]:
     """Return what would break somebody who relies on `old`."""
-    found: list[Break] = []
+    found = list(_limit_breaks(old.document.get("x-limits", {}), new.document.get("x-limits", {})))
     for name, before in old.operations.items():
         after = new.operations.get(name)
         if after is None:
@@ -134,6 +135,13 @@ def breaks(old: Contract, new: Contract) -> list[Break]:
         else:
             found += _operation_breaks(name, old, before, new, after)
     return found
+
+
+def _limit_breaks(was: Json, is_now: Json) -> Iterator[Break]:
+    """Compare what producers may rely on: numbers of which a smaller one, or none, takes something away."""
+    for name, limit in was.items():
+        if is_now.get(name, -inf) < limit:
+            yield Break(f"x-limits {name}", f"{_told(limit)} became {_told(is_now.get(name))}")
 
 
 def unversioned(old: Contract, new: Contract) -> list[Break]:
@@ -206,7 +214,7 @@ def _pairs(old: Contract, before: Json, new: Contract, after: Json) -> dict[str,
 
 def _binding_breaks(place: str, old: Contract, before: Json, new: Contract, after: Json) -> Iterator[Break]:
     was, is_now = (c.resolve(side.get("bindings", {})).get("amqp", {}) for c, side in ((old, before), (new, after)))
-    for key in sorted((was.keys() | is_now.keys()) - _OURS):
+    for key in sorted((was.keys() | is_now.keys()) - _WORDS):
         yield from _value_breaks(f"{place} {key}", was.get(key), is_now.get(key))
 
 

@@ -37,6 +37,7 @@ class Arrival:
     type: str
     causation_id: str
     content: dict[str, Any]
+    properties: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,9 +145,19 @@ class Auditor:
             found = await channel.declare_queue(queue, passive=True)
         return found.declaration_result.message_count or 0
 
-    async def _note_event(self, message: AbstractIncomingMessage) -> None:
+    async def note_event(self, message: AbstractIncomingMessage) -> None:
+        """Write down an event that arrived."""
         cause = str(message.headers.get("causation-id"))
-        self.arrivals.append(Arrival(str(message.message_id), str(message.type), cause, json.loads(message.body)))
+        properties = {
+            "delivery_mode": int(message.delivery_mode or 0),
+            "content_type": message.content_type,
+            "app_id": message.app_id,
+            "correlation_id": message.correlation_id,
+            "schema-version": message.headers.get("schema-version"),
+            "timestamp": message.timestamp is not None,
+        }
+        content = json.loads(message.body)
+        self.arrivals.append(Arrival(str(message.message_id), str(message.type), cause, content, properties))
         await message.ack()
 
     async def _note_parked(self, message: AbstractIncomingMessage) -> None:
@@ -167,7 +178,7 @@ async def auditor(servers: Servers) -> AsyncIterator[Auditor]:
         queue = await channel.declare_queue(AUDIT, durable=True, arguments={"x-queue-type": "quorum"})
         audit = Auditor(connection, database, channel)
         await audit.listen_to_events("invoice.created", "invoice.paid")
-        await queue.consume(audit._note_event)  # noqa: SLF001 - its own
+        await queue.consume(audit.note_event)
         yield audit
     finally:
         await connection.close()

@@ -108,8 +108,15 @@ def _originals(evidence: Evidence) -> Iterable[Row]:
             len(messages),
             f"processed, {event}" if fate == PROCESSED else f"parked: {fate}",
             ", ".join(f"{number} {outcome}" for outcome, number in Counter(outcomes.values()).most_common()),
-            tuple(f"{m.name}: {outcome}, not {m.fate}" for m, outcome in outcomes.items() if outcome != m.fate),
+            (
+                *(f"{m.name}: {outcome}, not {m.fate}" for m, outcome in outcomes.items() if outcome != m.fate),
+                *(f"{m.name}: parked under another message id" for m in messages if _lost_its_id(evidence.found, m)),
+            ),
         )
+
+
+def _lost_its_id(found: Findings, message: Message) -> bool:
+    return bool(message.id) and any(parked.id != message.id for parked in found.parked.get(message.body, ()))
 
 
 def _copies(evidence: Evidence) -> Iterable[Row]:
@@ -149,7 +156,7 @@ def _nothing_lost(evidence: Evidence) -> Iterable[Check]:
     yield Check(
         "G1",
         "kill -9 of the only instance, in the middle of work",
-        f"{faults.unprocessed} messages in work, {faults.unsent} events unsent, {faults.while_dead} sent while dead",
+        f"{faults.unprocessed} unprocessed, {faults.unsent} events unsent, {faults.while_dead} sent while dead",
         () if faults.unprocessed and faults.while_dead else ("nothing was in flight",),
     )
 
@@ -216,6 +223,17 @@ def _events(evidence: Evidence) -> Iterable[Check]:
     )
     yield Check(
         "G3",
+        "each is persistent and says what caused it",
+        f"{len(found.arrivals)} compared",
+        tuple(
+            f"{arrival.type} {arrival.id}: {name} is {arrival.properties[name]!r}, not {wanted!r}"
+            for arrival in found.arrivals
+            for name, wanted in _properties(arrival).items()
+            if arrival.properties[name] != wanted
+        ),
+    )
+    yield Check(
+        "G3",
         "events nobody takes stay, with the reason, and leave later",
         f"{faults.returned} unroutable, {faults.refused} refused",
         tuple(
@@ -224,6 +242,18 @@ def _events(evidence: Evidence) -> Iterable[Check]:
             if not number
         ),
     )
+
+
+def _properties(arrival: Arrival) -> dict[str, Any]:
+    """Return what the contract says of an event whose cause had no correlation id."""
+    return {
+        "delivery_mode": 2,
+        "content_type": "application/json",
+        "app_id": "billing",
+        "correlation_id": arrival.causation_id,
+        "schema-version": 1,
+        "timestamp": True,
+    }
 
 
 def _failures(evidence: Evidence) -> Iterable[Check]:

@@ -14,7 +14,8 @@ from rich.text import Text
 from service.demo.checks import Check, Row
 
 LEGEND = """\
-The numbers are those of docs/guarantees.md; what G4, G7, G10 and G11 promise is shown by their tests, not here.
+The numbers are those of docs/guarantees.md; what G4, G7, G10 and G11 promise is shown by their tests, not here, and so
+is what a handler stores and then fails. A kill hits one moment: the tests stop the service at each step.
 Copies: a message in work at the kill may be parked twice, and an event whose answer was lost or that one of two queues
 refused is published again, under the same message id: its consumers recognise it."""
 

@@ -17,8 +17,8 @@ from service.demo.waiting import eventually, pause
 PATIENCE = 12.0
 """Seconds without any progress after which the service hangs; its longest pause here is about 5."""
 
-LONGEST_WAIT = 40.0
-"""Seconds for one wait, progress or not."""
+LONGEST_WAIT, SLOWEST = 40.0, 20.0
+"""Seconds for one wait, progress or not; and messages a second, below which a machine is too slow for more of them."""
 
 INVOICES_BEFORE_KILL = 5
 
@@ -104,7 +104,7 @@ class Scenario:
         return successor
 
     async def _frozen_in_the_middle(self, instance: Instance) -> None:
-        """Freeze it when messages are accepted and unprocessed, so that what is counted is what the kill hits."""
+        """Freeze it when messages are unprocessed and events unsent, so that what is counted is what the kill hits."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             instance.require_running()
@@ -115,12 +115,12 @@ class Scenario:
                     self.faults.unsent = len(await self.auditor.unsent())
                     self.faults.unprocessed = len(await self.auditor.unsettled(accepted))
                 finally:
-                    if not self.faults.unprocessed:
+                    if not (in_flight := self.faults.unprocessed and self.faults.unsent):
                         instance.freeze(on=False)
-            if self.faults.unprocessed:
-                return
+                if in_flight:
+                    return
             await pause(0.01)
-        raise StalledError("the first instance issued no invoice, or was never seen at work")
+        raise StalledError("the first instance was never seen with unprocessed messages and unsent events at once")
 
     async def _rolled(self, old: Instance) -> Instance:
         """Replace the instance by another one while publishing goes on."""
@@ -176,7 +176,7 @@ class Scenario:
 
     async def _settled(self, *, all_sent: bool = True) -> None:
         """Wait until every message sent so far is processed or parked, copies too, and every event has left."""
-        end = time.monotonic() + LONGEST_WAIT
+        end = time.monotonic() + max(LONGEST_WAIT, len(self.producer.confirmed) / SLOWEST)
         seen, since = (-1, -1), time.monotonic()
         while True:
             self.instances.require_running()
@@ -189,8 +189,9 @@ class Scenario:
                 seen, since = state, now
             if now > min(end, since + PATIENCE):
                 names = ", ".join(message.name for message in unsettled[:5])
+                why = f"nothing has moved for {now - since:.0f} s" if now > since + PATIENCE else "this takes too long"
                 raise StalledError(
-                    f"nothing has moved for {now - since:.0f} s: {len(unsent)} events unsent, {len(unsettled)} messages"
+                    f"{why}: {len(unsent)} events unsent, {len(unsettled)} messages"
                     f" neither processed nor parked ({names})"
                 )
             await pause(0.1)

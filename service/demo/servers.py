@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 import aio_pika
 import asyncpg
 from aio_pika.abc import AbstractConnection
-from aio_pika.exceptions import AMQPError
+from aio_pika.exceptions import AMQPError, ChannelNotFoundEntity
 
 from service.demo.errors import DemoError
 
@@ -90,12 +90,14 @@ async def emptied(servers: Servers) -> AsyncIterator[None]:
 
 async def _empty(servers: Servers, admin: asyncpg.Connection) -> None:
     connection = await connect_rabbitmq(servers.rabbitmq_url, "billing-demo-setup")
-    async with connection, connection.channel() as channel:
-        for queue in (WORK, PARKING, *WAITS, AUDIT, SLOW):
-            await channel.queue_delete(queue)
-        for exchange in (ORDERS_EXCHANGE, BILLING_EXCHANGE):
-            await channel.exchange_delete(exchange)
-    await _require_a_demos(servers, admin)
+    async with connection:
+        await _require_a_demos(servers, admin)
+        await _require_a_demos_vhost(servers, connection)
+        async with connection.channel() as channel:
+            for queue in (WORK, PARKING, *WAITS, AUDIT, SLOW):
+                await channel.queue_delete(queue)
+            for exchange in (ORDERS_EXCHANGE, BILLING_EXCHANGE):
+                await channel.exchange_delete(exchange)
     quoted = '"' + servers.database.replace('"', '""') + '"'
     try:
         await admin.execute(f"drop database if exists {quoted} with (force)")
@@ -124,7 +126,37 @@ async def _require_a_demos(servers: Servers, admin: asyncpg.Connection) -> None:
     finally:
         await connection.close()
     if tables:
-        raise DemoError(f"refuses to wipe the database {servers.database!r}: no demo made it, and it is not empty")
+        raise DemoError(
+            f"refuses to wipe the database {servers.database!r}: no demo made it, and it is not empty:"
+            f" drop it yourself (dropdb {servers.database}), or name another one with --database-url"
+        )
+
+
+async def _require_a_demos_vhost(servers: Servers, connection: AbstractConnection) -> None:
+    """Refuse a virtual host with messages in it that is not marked by the audit queue of an earlier demo.
+
+    Raises:
+        DemoError: somebody else's messages may be in it.
+    """
+    if await _messages(connection, AUDIT) is not None:
+        return
+    for queue in (WORK, PARKING, *WAITS):
+        if await _messages(connection, queue):
+            raise DemoError(
+                f"refuses to wipe the virtual host {servers.vhost!r}: no demo was here, and {queue} holds messages:"
+                " empty it yourself, or name another one with --rabbitmq-url"
+            )
+
+
+async def _messages(connection: AbstractConnection, queue: str) -> int | None:
+    """Return how many messages a queue holds, None where there is none of that name."""
+    channel = await connection.channel()
+    try:
+        found = await channel.declare_queue(queue, passive=True)
+    except ChannelNotFoundEntity:
+        return None
+    await channel.close()
+    return found.declaration_result.message_count or 0
 
 
 async def connect_rabbitmq(url: str, name: str) -> AbstractConnection:

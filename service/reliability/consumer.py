@@ -117,7 +117,7 @@ class Consumer:
                 park = Park(Reason.UNREADABLE, envelope.attempt - 1, unreadable)
                 await self.settlement.settle(message, envelope, park)
             elif (subscriber := self.inbound.find(envelope.type)) is None:
-                known = ", ".join(self.inbound.family.keys)
+                known = ", ".join(self.inbound.handled)
                 diagnosis = Diagnosis("UnknownType", f"nobody handles this type; handled are {known}")
                 await self.settlement.settle(
                     message, envelope, Park(Reason.UNKNOWN_TYPE, envelope.attempt - 1, diagnosis)

@@ -94,6 +94,11 @@ class Inbound:
         self._subscriptions[id(subscriber)] = Subscription(event_type, consumer)
         return subscriber
 
+    @property
+    def handled(self) -> tuple[str, ...]:
+        """The event types that have a subscriber."""
+        return tuple(self._subscribers)
+
     def find(self, event_type: str) -> RabbitSubscriber | None:
         """Return the subscriber of an event type, None where nobody handles it."""
         return self._subscribers.get(event_type)

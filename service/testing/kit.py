@@ -14,6 +14,7 @@ gives its message back when `after_wait` is called. Test those against the serve
 import asyncio
 import json
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from types import TracebackType
@@ -41,6 +42,12 @@ from service.telemetry import Metrics
 from service.testing.memory import MemoryDatabase, MemoryEvent
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+NEW = "a new one"
+"""Stands for a message id that is made up."""
+
+
+_delivering: ContextVar[bool] = ContextVar("delivering", default=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +156,20 @@ class InMemoryService:
             jitter=lambda: 0.0,
         )
         self._test_broker = TestRabbitBroker(self.broker)
+        self._started = False
+        self._turn = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         """Start the test broker."""
         await self._test_broker.__aenter__()
+        self._started = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         """Stop the test broker."""
+        self._started = False
         await self._test_broker.__aexit__(kind, error, traceback)
 
     async def publish(
@@ -166,7 +177,7 @@ class InMemoryService:
         event_type: str,
         body: BaseModel | Mapping[str, Any] | bytes,
         *,
-        message_id: str | None = "",
+        message_id: str | None = NEW,
         headers: Mapping[str, Any] | None = None,
         **properties: Any,
     ) -> Settled:
@@ -174,16 +185,22 @@ class InMemoryService:
 
         Args:
             event_type: the routing key.
-            body: what is sent; anything but bytes is written as JSON.
+            body: what is sent; a model or a mapping is written as JSON, with money as strings in it.
             message_id: a new one where it is not given; None sends none.
             headers: application headers.
             properties: of AMQP, by their names there; the event type is `message_type`.
+
+        Raises:
+            ValueError: no queue of the family is bound with the event type: a broker would return the message.
+            RuntimeError: outside of `async with`, or in a handler.
         """
+        if event_type not in self._family.keys:
+            raise ValueError(f"{event_type!r} is bound to no queue; bound are {', '.join(self._family.keys)}")
         given: dict[str, Any] = {
             "content_type": "application/json",
             "delivery_mode": 2,
             "headers": dict(headers or {}),
-            "message_id": str(uuid4()) if message_id == "" else message_id,
+            "message_id": str(uuid4()) if message_id is NEW else message_id,
         } | properties
         return await self._deliver(self._family.name, event_type, _written(body), commands.Basic.Properties(**given))
 
@@ -199,6 +216,20 @@ class InMemoryService:
         return await self._deliver("", self._family.work, copy.body, copy.properties)
 
     async def _deliver(
+        self, exchange: str, routing_key: str, body: bytes, properties: commands.Basic.Properties
+    ) -> Settled:
+        if not self._started:
+            raise RuntimeError("deliver inside `async with`")
+        if _delivering.get():
+            raise RuntimeError("a handler appends events to the outbox, it does not publish")
+        async with self._turn:
+            token = _delivering.set(True)
+            try:
+                return await self._deliver_alone(exchange, routing_key, body, properties)
+            finally:
+                _delivering.reset(token)
+
+    async def _deliver_alone(
         self, exchange: str, routing_key: str, body: bytes, properties: commands.Basic.Properties
     ) -> Settled:
         channel = _Channel()

@@ -11,11 +11,8 @@ import yaml
 
 from schemas import INCOMING, MESSAGES, OUTGOING, InvoiceEvent, OrderEvent
 from schemas.__main__ import json_schema
-from service.app import orders_family
-from service.asyncapi import asyncapi_yaml
-from service.billing.handlers import subscribe
+from service.app import published_contract
 from service.reliability.outcome import Reason
-from service.settings import default_settings
 
 ROOT = Path(__file__).parents[2]
 Message = type[OrderEvent | InvoiceEvent]
@@ -24,7 +21,7 @@ Message = type[OrderEvent | InvoiceEvent]
 @cache
 def text() -> str:
     """Return the document as it is generated."""
-    return asyncapi_yaml(subscribe, orders_family(default_settings()))
+    return published_contract()
 
 
 def document() -> dict[str, Any]:
@@ -134,6 +131,15 @@ def test_it_says_what_becomes_of_every_message() -> None:
     for reason in Reason:
         assert f"| `{reason}` |" in description
     assert "executed up to 5 times, with waits of 5s, 30s, 2m, 10m between" in description
+    assert "at most 16 MiB" in description
+    assert "at most 1 000 000 000 000 000 minor units" in description
+    assert "for 30 days at least" in description
+    assert document()["x-limits"] == {
+        "bodyBytes": 16_777_216,
+        "totalMinorUnits": 10**15,
+        "messageIdDays": 30,
+        "executions": 5,
+    }
 
 
 @pytest.mark.parametrize("message", MESSAGES)

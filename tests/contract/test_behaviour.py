@@ -1,12 +1,15 @@
 """One suite over the service in memory and the service on real servers: what the test kit shows is true."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any, Protocol
 
 import pytest
 
+from schemas import OrderPlaced
 from service.billing.invoice import Status
+from service.reliability.inbound import Inbound
 from service.reliability.outcome import Reason
 from service.testing import InMemoryService, Settled
 from tests.support.orders import cancelled, paid, placed
@@ -111,6 +114,7 @@ async def test_one_id_with_other_content_is_parked(billing: Billing) -> None:
         ("order.placed", b"\xff", {}, "unreadable", "the body is not JSON in UTF-8"),
         ("order.placed", b"{}", {}, "invalid", "order_id: Field required"),
         ("order.placed", placed(ORDER)[1], {"message_id": None}, "missing-message-id", "message_id is not set"),
+        ("order.placed", placed(ORDER)[1], {"message_id": ""}, "missing-message-id", "message_id is not set"),
         ("order.placed", placed(ORDER)[1], {"message_type": "order.lost"}, "unknown-type", "nobody handles this type"),
         ("order.placed", placed(ORDER)[1], {"content_encoding": "gzip"}, "unreadable", "content_encoding"),
         ("order.placed", placed(ORDER, customer_id="x" * 20_000)[1], {}, "too-large", "more than 20000"),
@@ -206,3 +210,35 @@ async def test_what_does_not_wait_does_not_come_back() -> None:
         settled = await billing.publish(*placed(ORDER))
         with pytest.raises(ValueError, match="waits nowhere"):
             await billing.after_wait(settled)
+
+
+async def test_a_key_that_nothing_is_bound_with_is_refused_as_a_broker_would_return_it() -> None:
+    async with InMemoryService() as billing:
+        with pytest.raises(ValueError, match=r"'order\.plcaed' is bound to no queue"):
+            await billing.publish("order.plcaed", b"{}")
+
+
+async def test_nothing_is_delivered_outside_of_async_with() -> None:
+    billing = InMemoryService()
+    with pytest.raises(RuntimeError, match="inside `async with`"):
+        await billing.publish(*placed(ORDER))
+
+
+async def test_deliveries_at_once_are_told_apart() -> None:
+    async with InMemoryService() as billing:
+        settled = await asyncio.gather(*(billing.publish(*placed(order)) for order in (ORDER, OTHER)))
+    assert [told(each) for each in settled] == [[("invoice.created", ORDER)], [("invoice.created", OTHER)]]
+
+
+async def test_a_handler_that_publishes_is_told_to_append() -> None:
+    """It would wait for itself."""
+    billing: InMemoryService
+
+    def subscribe(orders: Inbound) -> None:
+        @orders.subscriber("order.placed", OrderPlaced, consumer="test")
+        async def publish(order: OrderPlaced) -> None:
+            with pytest.raises(RuntimeError, match="appends events to the outbox"):
+                await billing.publish(*paid(str(order.order_id), "19.90"))
+
+    async with InMemoryService(subscribe) as billing:
+        assert (await billing.publish(*placed(ORDER))).processed

@@ -122,6 +122,16 @@ BREAKING: list[tuple[Change, str]] = [
         lambda d: d["operations"]["invoice.paid"]["messages"].append({"$ref": "#/components/messages/invoice.voided"}),
         "invoice.paid message invoice.voided: added; consumers may get what they never saw",
     ),
+    (lambda d: d["x-limits"].update(bodyBytes=1000), "x-limits bodyBytes: 16777216 became 1000"),
+    (lambda d: d["x-limits"].pop("messageIdDays"), "x-limits messageIdDays: 30 became nothing"),
+    (
+        lambda d: d["operations"]["invoice.paid"]["bindings"]["amqp"].update({"x-confirms": False}),
+        "invoice.paid operation x-confirms: true became false",
+    ),
+    (
+        lambda d: d["operations"]["invoice.paid"]["bindings"]["amqp"].update(mandatory=False),
+        "invoice.paid operation mandatory: true became false",
+    ),
     # What arrives must not become narrower.
     (drop("OrderPlaced", "customer_id"), "order.placed payload.customer_id: removed"),
     (
@@ -211,6 +221,7 @@ BREAKING: list[tuple[Change, str]] = [
 ]
 
 COMPATIBLE: list[Change] = [
+    lambda d: d["x-limits"].update(bodyBytes=10**9, more=1),
     lambda _: None,
     lambda d: d["info"].update(description="other words"),
     lambda d: placed(d)["properties"].update(channel={"type": "string"}),

@@ -138,6 +138,7 @@ async def test_a_database_that_no_demo_made_is_not_wiped(place: tuple[str, ...],
         assert (done.returncode, done.stdout) == (1, "")
         assert "no demo made it, and it is not empty" in done.stderr
         assert await connection.fetchval("select count(*) from people") == 0
+        assert "--database-url" in done.stderr
         await connection.close()
         await databases.execute(f'alter database "{name}_demo" rename to "{name}"')
 

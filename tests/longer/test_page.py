@@ -13,12 +13,9 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
 from schemas import INCOMING, MESSAGES
-from service.app import orders_family
-from service.asyncapi import asyncapi_yaml
-from service.billing.handlers import subscribe
+from service.app import published_contract
 from service.health import Health
 from service.http import serve, web_application
-from service.settings import default_settings
 from service.telemetry import Metrics
 from tests.support.browser import Browser, chromium
 
@@ -52,7 +49,7 @@ def serving(document: str) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
     """The HTTP side with the contract as it is."""
-    with serving(asyncapi_yaml(subscribe, orders_family(default_settings()))) as url:
+    with serving(published_contract()) as url:
         yield url
 
 
@@ -130,4 +127,4 @@ def test_nothing_can_be_published_from_the_page(page: Browser, address: str) -> 
     status = page.driver.execute_async_script(
         "const done = arguments[0]; fetch('/asyncapi/try', {method: 'POST'}).then(r => done(r.status))"
     )
-    assert status == 405
+    assert status == 404

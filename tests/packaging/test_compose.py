@@ -113,7 +113,6 @@ def test_the_database_has_the_role_and_both_databases() -> None:
     for statement in (
         "create role billing login createdb password 'billing';",
         "create database billing owner billing;",
-        "create database billing_demo owner billing;",
     ):
         assert statement in statements
     assert "superuser" not in statements

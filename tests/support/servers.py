@@ -13,6 +13,7 @@ from aio_pika.exceptions import QueueEmpty
 from service.app import Service
 from service.settings import Settings
 from service.testing import MemoryEvent, Settled, Successor
+from service.testing.kit import NEW
 from tests.support.rabbit import Rabbit
 from tests.support.waiting import eventually
 from tests.support.wire import publish_raw
@@ -33,7 +34,7 @@ class ServiceOnServers:
         event_type: str,
         body: bytes,
         *,
-        message_id: str | None = "",
+        message_id: str | None = NEW,
         headers: Mapping[str, Any] | None = None,
         **properties: Any,
     ) -> Settled:
@@ -42,7 +43,7 @@ class ServiceOnServers:
             "content_type": "application/json",
             "delivery_mode": 2,
             "headers": dict(headers or {}),
-            "message_id": message_id if message_id != "" else str(uuid4()),
+            "message_id": str(uuid4()) if message_id is NEW else message_id,
         } | properties
         before = await self._rows()
         await publish_raw(self._rabbit.url, event_type, body, **properties)

@@ -53,7 +53,7 @@ async def test_an_event_that_nobody_subscribed_to_has_no_subscriber(billing: InM
     """The consumer parks it as `unknown-type`."""
     with pytest.raises(SubscriberNotFound):
         await send(billing, ("order.exploded", b"{}"), "m-1")
-    assert (await billing.publish("order.exploded", b"{}")).parked is Reason.UNKNOWN_TYPE
+    assert (await billing.publish("order.placed", b"{}", message_type="order.exploded")).parked is Reason.UNKNOWN_TYPE
 
 
 async def test_a_strangers_reply_address_is_not_answered(billing: InMemoryService) -> None:
