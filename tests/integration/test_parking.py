@@ -1,11 +1,13 @@
 """Looking into the parking queue takes nothing out of it, however often."""
 
-from service.app import orders_family, whole_topology
+import aio_pika
+
+from service.app import BillingUnitOfWork, orders_family, whole_topology
 from service.reliability import topology
 from service.reliability.link import BrokerLink
 from service.reliability.parking import list_parked
 from tests.support.rabbit import Rabbit
-from tests.support.stock import settings
+from tests.support.stock import TYPE, Received, add, settings, stock_service
 from tests.support.waiting import eventually
 
 WANTED = whole_topology(orders_family(settings("postgresql://localhost/none", "amqp://localhost")))
@@ -41,3 +43,25 @@ async def test_what_the_broker_parked_itself_is_explained(rabbit: Rabbit) -> Non
         await (await queue.get()).reject(requeue=False)
         listed = await eventually(lambda: list_parked(link, "orders.parking", 10), lambda parked: parked.total == 1)
     assert listed.messages[0].reason == "broker-rejected"
+
+
+async def test_a_parked_message_that_is_published_again_as_it_is_starts_anew(rabbit: Rabbit, stock_url: str) -> None:
+    """To the default exchange, with its properties and headers: what they tell of its past does not count."""
+    failing = True
+
+    async def act(received: Received, work: BillingUnitOfWork) -> None:
+        if failing:
+            raise ValueError
+        await add(received, work)
+
+    async with stock_service(settings(stock_url, rabbit.url, max_attempts=2, retry_delays="0.2"), act) as stock:
+        await rabbit.publish(TYPE, b"{}", message_id="m-1")
+        await eventually(lambda: rabbit.count("orders.parking"), lambda n: n == 1)
+        [parked] = await rabbit.take("orders.parking")
+        failing = False
+        copy = aio_pika.Message(
+            parked.body, headers=parked.headers, message_id=parked.message_id, type=parked.type, delivery_mode=2
+        )
+        await rabbit.channel.default_exchange.publish(copy, "orders.work")
+        await stock.has_stock(100)
+        assert await rabbit.count("orders.parking") == 0
