@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 from uuid import uuid4
 
@@ -47,14 +47,15 @@ class ServiceOnServers:
         } | properties
         before = await self._rows()
         await publish_raw(self._rabbit.url, event_type, body, **properties)
-        return await self._settled(before)
+        return await self._settled(before, properties["message_id"])
 
     async def after_wait(self, settled: Settled) -> Settled:
         """Wait until the message comes back from its wait queue and is settled."""
+        assert settled.successor is not None
         assert settled.next_attempt is not None
-        return await self._settled(await self._rows())
+        return await self._settled(await self._rows(), settled.successor.message.message_id)
 
-    async def _settled(self, before: tuple[int, int]) -> Settled:
+    async def _settled(self, before: tuple[int, int], message_id: str | None) -> Settled:
         self._deliveries += 1
         await eventually(self._count, lambda n: n == self._deliveries)
         processed, told = await self._rows()
@@ -62,7 +63,7 @@ class ServiceOnServers:
             acked=True,  # only then it is counted
             processed=processed > before[0],
             events=await self._events(told - before[1]),
-            successor=await self._successor(),
+            successor=await self._successor(message_id),
         )
 
     async def _count(self) -> int:
@@ -81,17 +82,17 @@ class ServiceOnServers:
         )
         return tuple(MemoryEvent(r["type"], r["key"], r["payload"], json.loads(r["headers"])) for r in reversed(rows))
 
-    async def _successor(self) -> Successor | None:
-        """Return the copy in a wait queue, left there, or the one in parking, taken out."""
+    async def _successor(self, message_id: str | None) -> Successor | None:
+        """Return the message's copy in a wait queue, left there, or the one in parking, taken out."""
         for message in await self._rabbit.take(self._service.family.parking):
             return Successor(self._service.family.parking, message)
         for delay in self._service.family.policy.delays:
             queue = self._service.family.wait(delay)
             async with self._rabbit.connection.channel() as channel:
-                try:
-                    return Successor(queue, await (await channel.get_queue(queue, ensure=False)).get())
-                except QueueEmpty:
-                    pass
+                with suppress(QueueEmpty):
+                    copy = await (await channel.get_queue(queue, ensure=False)).get()
+                    if copy.message_id == message_id:
+                        return Successor(queue, copy)
         return None
 
 
