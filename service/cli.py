@@ -144,7 +144,7 @@ def asyncapi() -> None:
 @app.command()
 def demo(
     *,
-    orders: Annotated[int, typer.Option(min=50, max=20_000, help="How many orders.")] = 300,
+    orders: Annotated[int, typer.Option(min=50, max=2000, help="How many orders.")] = 300,
     keep: Annotated[bool, typer.Option(help="Leave an instance running at the end, until Ctrl-C.")] = False,
     database_url: Annotated[str, typer.Option(help=f"Default: {DATABASE} on the configured server.")] = "",
     rabbitmq_url: Annotated[str, typer.Option(help=f"Default: {VHOST} on the configured server.")] = "",
