@@ -41,31 +41,6 @@ _PLAIN_ENCODINGS = frozenset({"", "identity", "utf-8", "utf8"})
 """Content encodings of a body that is not compressed; Spring and Celery send the name of the character set here."""
 
 
-UNREADABLE = "\udcff"
-"""Stands for what could not be decoded, and cannot be taken for anything else: no UTF-8 text has a lone surrogate."""
-
-
-def is_unreadable(value: object) -> bool:
-    """Tell whether a property or a header has a part that could not be decoded, in a name or in a value."""
-    match value:
-        case str():
-            return not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value)
-        case Mapping():
-            return any(is_unreadable(name) or is_unreadable(inner) for name, inner in value.items())
-        case list():
-            return any(is_unreadable(inner) for inner in value)
-        case _:
-            return False
-
-
-def sendable(text: str | None) -> str | None:
-    r"""Return a short string that can be sent, stored and logged: as it is, or with its bytes told, like `\xff`."""
-    if text is None or not is_unreadable(text):
-        return text
-    told = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
-    return told.encode()[:SHORT_STRING].decode("utf-8", "ignore")
-
-
 class Arrived(Protocol):
     """The part of `aio_pika.IncomingMessage` that an envelope is read from."""
 
@@ -89,7 +64,7 @@ class Envelope:
         type: the event type; the routing key serves where the producer set none.
         attempt: 1 for the first execution.
         exchange, routing_key: where the producer published it.
-        headers: the producer's own, without the broker's and our bookkeeping, and without what cannot be read.
+        headers: the producer's own, without the broker's and our bookkeeping.
     """
 
     message_id: str | None
@@ -105,21 +80,17 @@ class Envelope:
 def read_envelope(message: Arrived, max_attempts: int) -> Envelope:
     """Return the envelope of an arrived message; never raises, whatever the producer sent."""
     headers = message.headers or {}
-    exchange, routing_key = sendable(message.exchange) or "", sendable(message.routing_key) or ""
+    exchange, routing_key = message.exchange or "", message.routing_key or ""
     came_back = exchange == ""
     return Envelope(
-        message_id=sendable(message.message_id) or None,
-        type=sendable(message.type) or routing_key,
-        correlation_id=sendable(message.correlation_id) or None,
+        message_id=message.message_id or None,
+        type=message.type or routing_key,
+        correlation_id=message.correlation_id or None,
         traceparent=_text(headers.get("traceparent")),
         attempt=_attempt(headers.get(ATTEMPT), max_attempts) if came_back else 1,
         exchange=(came_back and _text(headers.get(ORIGINAL_EXCHANGE))) or exchange,
         routing_key=(came_back and _text(headers.get(ORIGINAL_ROUTING_KEY))) or routing_key,
-        headers={
-            name: value
-            for name, value in headers.items()
-            if name not in _NOT_CARRIED and not is_unreadable(name) and not is_unreadable(value)
-        },
+        headers={name: value for name, value in headers.items() if name not in _NOT_CARRIED},
     )
 
 
@@ -222,8 +193,6 @@ def _attempt(value: object, max_attempts: int) -> int:
 
 def _text(value: object) -> str | None:
     """Return a header's value where it is text that can be stored and sent on, else None."""
-    if not isinstance(value, str) or is_unreadable(value) or "\0" in value:
-        return None
-    if 0 < len(value.encode()) <= SHORT_STRING:
+    if isinstance(value, str) and 0 < len(value.encode("utf-8", "replace")) <= SHORT_STRING and "\0" not in value:
         return value
     return None

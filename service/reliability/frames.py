@@ -9,7 +9,7 @@ Four entries of the library's tables are replaced: what it decodes is decoded as
 version; with another one that has moved them, `guard` warns and leaves everything as it is.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Any
@@ -18,11 +18,15 @@ import structlog
 from aio_pika import IncomingMessage
 from aiormq.abc import DeliveredMessage
 from pamqp import decode
+from pamqp.commands import Basic
 
-from service.reliability.envelope import UNREADABLE, is_unreadable
+from service.reliability.envelope import SHORT_STRING
 from service.reliability.outcome import Diagnosis
 
 Decoder = Callable[..., tuple[int, Any]]
+
+UNREADABLE = "\udcff"
+"""Stands for what could not be decoded, and cannot be taken for anything else: no UTF-8 text has a lone surrogate."""
 
 UNREADABLE_TIMESTAMP = datetime.min.replace(tzinfo=UTC)
 """Stands for a timestamp property out of range: the library takes nothing but a datetime there."""
@@ -66,14 +70,17 @@ def guard() -> bool:
 
 
 def build(delivered: DeliveredMessage) -> tuple[IncomingMessage, Diagnosis | None]:
-    """Return the message; where a part of it cannot be read, without that part and with the diagnosis.
+    """Return the message; where a part of it cannot be read, with what can be told of that part, and the diagnosis.
 
-    RabbitMQ 4.x delivers properties that aio-pika refuses, such as delivery_mode 3.
+    So whatever is built can be stored, logged and sent again. RabbitMQ 4.x delivers properties that aio-pika refuses,
+    such as delivery_mode 3.
     """
-    properties = delivered.header.properties
+    delivery, properties = delivered.delivery, delivered.header.properties
+    if isinstance(delivery, Basic.Deliver | Basic.GetOk):
+        delivery.exchange, delivery.routing_key = _told(delivery.exchange or ""), _told(delivery.routing_key or "")
     marked = [name for name in properties.attributes() if _is_marked(getattr(properties, name))]
-    if properties.timestamp == UNREADABLE_TIMESTAMP:
-        properties.timestamp = None
+    for name in marked:
+        setattr(properties, name, _readable(getattr(properties, name)))
     try:
         message = IncomingMessage(delivered)
     except Exception:  # whatever a hostile property makes the client raise
@@ -85,8 +92,40 @@ def build(delivered: DeliveredMessage) -> tuple[IncomingMessage, Diagnosis | Non
     return message, Diagnosis("UnreadableProperty", f"cannot be read: {', '.join(marked)}")
 
 
+def is_unreadable(value: object) -> bool:
+    """Tell whether a property or a header has a part that could not be decoded, in a name or in a value."""
+    match value:
+        case str():
+            return not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value)
+        case Mapping():
+            return any(is_unreadable(name) or is_unreadable(inner) for name, inner in value.items())
+        case list():
+            return any(is_unreadable(inner) for inner in value)
+        case _:
+            return False
+
+
 def _is_marked(value: Any) -> bool:
     return value == UNREADABLE_TIMESTAMP if isinstance(value, datetime) else is_unreadable(value)
+
+
+def _readable(value: Any) -> Any:
+    """Return what can be told of a marked property: of headers those that can be read, of a text its bytes."""
+    match value:
+        case str():
+            return _told(value)
+        case Mapping():
+            return {n: inner for n, inner in value.items() if not is_unreadable(n) and not is_unreadable(inner)}
+        case _:
+            return None
+
+
+def _told(text: str) -> str:
+    r"""Return a short string that can be sent: as it is, or with its bytes told, like `\xff`."""
+    if not is_unreadable(text):
+        return text
+    told = text.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+    return told.encode()[:SHORT_STRING].decode("utf-8", "ignore")
 
 
 def _short_str(value: bytes) -> tuple[int, str]:

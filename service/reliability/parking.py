@@ -8,7 +8,6 @@ from typing import Any
 from aio_pika.abc import AbstractIncomingMessage
 from pamqp.commands import Basic
 
-from service.reliability.envelope import sendable
 from service.reliability.frames import build
 from service.reliability.link import BrokerLink
 
@@ -65,8 +64,8 @@ def describe(message: AbstractIncomingMessage) -> Parked:
     headers = message.headers or {}
     attempts = headers.get("x-attempts")
     return Parked(
-        message_id=sendable(message.message_id),
-        type=sendable(message.type),
+        message_id=message.message_id,
+        type=message.type,
         reason=_text(headers.get("x-parked-reason")) or _broker_reason(headers.get("x-death")),
         parked_at=_text(headers.get("x-parked-at")),
         attempts=attempts if isinstance(attempts, int) else None,

@@ -18,7 +18,7 @@ from aio_pika.exceptions import AMQPError
 from pamqp import encode
 
 from service.reliability.barrier import Barrier, no_barrier
-from service.reliability.envelope import Envelope, parked_headers, sendable, waiting_headers
+from service.reliability.envelope import Envelope, parked_headers, waiting_headers
 from service.reliability.outcome import Ack, Outcome, Park, Retry, Return
 from service.reliability.publisher import Confirmed, Publisher, Returned
 from service.reliability.retry import backoff
@@ -163,14 +163,14 @@ def successor(message: IncomingMessage, envelope: Envelope, headers: dict[str, A
     return Message(
         message.body,
         headers=headers,
-        content_type=sendable(message.content_type),
-        content_encoding=sendable(message.content_encoding),
+        content_type=message.content_type,
+        content_encoding=message.content_encoding,
         delivery_mode=DeliveryMode.PERSISTENT,
-        correlation_id=sendable(message.correlation_id),
-        message_id=sendable(message.message_id),
+        correlation_id=message.correlation_id,
+        message_id=message.message_id,
         timestamp=message.timestamp,
         type=envelope.type,
-        app_id=sendable(message.app_id),
+        app_id=message.app_id,
     )
 
 

@@ -13,7 +13,6 @@ import pytest
 from pamqp import decode
 
 from service.reliability import frames
-from service.reliability.envelope import is_unreadable
 from tests.support.orders import placed
 from tests.support.process import ServiceProcess
 from tests.support.rabbit import Rabbit
@@ -141,4 +140,4 @@ def test_tables_are_read_to_a_depth_and_told_from_there(levels: int) -> None:
     frames.guard()
     consumed, value = decode.METHODS["table"](nested(levels))
     assert consumed == len(nested(levels))
-    assert is_unreadable(value) == (levels >= 20)
+    assert frames.is_unreadable(value) == (levels >= 20)
