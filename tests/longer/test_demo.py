@@ -62,6 +62,15 @@ def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+def problems_seen(service: str, place: tuple[str, ...], folder: Path) -> list[str]:
+    """Run the demo against a broken service, given as its program; return what it finds wrong with the guarantees."""
+    script = folder / "broken.py"
+    script.write_text(service)
+    done = demo(folder, *place, f"--service-command={sys.executable} {script}")
+    assert done.returncode == 1
+    return [problem for check in json.loads(done.stdout)["guarantees"] for problem in check["problems"]]
+
+
 @pytest.fixture
 async def place() -> AsyncIterator[tuple[str, ...]]:
     """A virtual host and a database for this process: demos beside each other would refuse."""
@@ -97,11 +106,7 @@ def test_everything_holds(place: tuple[str, ...], tmp_path: Path) -> None:
 @pytest.mark.timeout(120)
 def test_a_missing_inbox_is_seen(place: tuple[str, ...], tmp_path: Path) -> None:
     """The service claims, and takes no notice of the answer: an order gets an invoice under another's message id."""
-    script = tmp_path / "credulous.py"
-    script.write_text(CREDULOUS)
-    done = demo(tmp_path, *place, f"--service-command={sys.executable} {script}")
-    assert done.returncode == 1
-    problems = [problem for check in json.loads(done.stdout)["guarantees"] for problem in check["problems"]]
+    problems = problems_seen(CREDULOUS, place, tmp_path)
     assert sum("an invoice that must not be" in problem for problem in problems) == 3
     assert "order-0: 2 events, not 1" in problems
 
@@ -109,11 +114,7 @@ def test_a_missing_inbox_is_seen(place: tuple[str, ...], tmp_path: Path) -> None
 @pytest.mark.timeout(120)
 def test_a_relay_that_does_not_look_at_the_confirms_is_seen(place: tuple[str, ...], tmp_path: Path) -> None:
     """Events that nobody was bound for are marked as sent, and their late consumer never gets them."""
-    script = tmp_path / "trusting.py"
-    script.write_text(TRUSTING)
-    done = demo(tmp_path, *place, f"--service-command={sys.executable} {script}")
-    assert done.returncode == 1
-    problems = [problem for check in json.loads(done.stdout)["guarantees"] for problem in check["problems"]]
+    problems = problems_seen(TRUSTING, place, tmp_path)
     assert any(re.fullmatch("invoice.voided of cancellation-.*: did not arrive", problem) for problem in problems)
     assert "no event was held as unroutable" in problems
 

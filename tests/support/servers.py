@@ -15,6 +15,7 @@ from service.settings import Settings
 from service.testing import MemoryEvent, Settled, Successor
 from service.testing.kit import NEW
 from tests.support.rabbit import Rabbit
+from tests.support.stock import deliveries_settled
 from tests.support.waiting import eventually
 from tests.support.wire import publish_raw
 
@@ -67,8 +68,7 @@ class ServiceOnServers:
         )
 
     async def _count(self) -> int:
-        metrics = [m for m in self._service.metrics.registry.collect() if m.name == "billing_deliveries"]
-        return int(sum(s.value for m in metrics for s in m.samples if s.name.endswith("_total")))
+        return deliveries_settled(self._service)
 
     async def _rows(self) -> tuple[int, int]:
         row = await self._connection.fetchrow(

@@ -72,6 +72,13 @@ def settings(database_url: str, rabbitmq_url: str, **changes: Any) -> Settings:
     return Settings(_env_file=None, **(values | changes))
 
 
+def deliveries_settled(service: Service) -> int:
+    """Return how many deliveries a service has settled, however they ended."""
+    metrics = service.metrics.registry.collect()
+    samples = [s for metric in metrics if metric.name == "billing_deliveries" for s in metric.samples]
+    return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
+
+
 class StockService:
     """A running service with the stock's subscriber."""
 
@@ -91,9 +98,7 @@ class StockService:
 
     async def settled(self) -> int:
         """Return how many deliveries were settled, however they ended."""
-        metrics = self.service.metrics.registry.collect()
-        samples = [s for metric in metrics if metric.name == "billing_deliveries" for s in metric.samples]
-        return int(sum(sample.value for sample in samples if sample.name.endswith("_total")))
+        return deliveries_settled(self.service)
 
     async def held(self) -> float:
         """Return how often an execution was put off because the database was away."""
