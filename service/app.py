@@ -31,6 +31,7 @@ from service.reliability.connection import Connection
 from service.reliability.consumer import Consumer
 from service.reliability.envelope import Envelope
 from service.reliability.errors import TopologyError
+from service.reliability.gate import Gate
 from service.reliability.inbound import Inbound
 from service.reliability.link import BrokerLink, losses_are_errors
 from service.reliability.middleware import Reliability
@@ -127,6 +128,9 @@ class Service:
         # Set after the consumer is cancelled: what is given back before that would be delivered to us again.
         self._handlers_stopping = Stopping()
         self._repairing = asyncio.Lock()
+        self._gate = Gate(
+            settings.concurrency, self._database_is_back, self.metrics, self._jitter, self._handlers_stopping
+        )
         self._relay = Relay(
             connect=lambda: database.connect(self._database_url, "relay"),
             publisher=ConfirmingPublisher(self._relay_link, settings.confirm_timeout),
@@ -158,7 +162,7 @@ class Service:
             metrics=self.metrics,
             handler_timeout=settings.handler_timeout,
             max_body_bytes=settings.max_body_bytes,
-            slots=asyncio.Semaphore(settings.concurrency),
+            gate=self._gate,
             jitter=self._jitter,
             stopping=self._handlers_stopping,
             barrier=barrier,
@@ -170,6 +174,7 @@ class Service:
             inbound=inbound,
             settlement=settlement,
             declare=self._declare,
+            gate=self._gate,
             prefetch=settings.prefetch,
             jitter=self._jitter,
         )
@@ -230,6 +235,7 @@ class Service:
         log.info("service_stopping", budget=budget.total_seconds())
         await self._consumer.cancel(end - reserve.total_seconds())
         self._handlers_stopping.set()
+        self._gate.sweep()
         cut_off = await self._consumer.drain(end - reserve.total_seconds())
         if cut_off:
             log.warning("deliveries_cut_off", count=cut_off, explanation="rolled back; the broker delivers them again")
@@ -314,7 +320,17 @@ class Service:
             await self._declare()
 
     async def _database_answers(self) -> bool:
-        return bool(await self._pool.fetchval("select true"))
+        return self._gate.is_open and bool(await self._pool.fetchval("select true"))
+
+    async def _database_is_back(self) -> bool:
+        """Ask on a new connection, since the pool's may be dead without knowing, and begin anew with the pool."""
+        connection = await database.connect(self._database_url, "probe")
+        try:
+            takes_writes = bool(await connection.fetchval("select not current_setting('transaction_read_only')::bool"))
+        finally:
+            await connection.close(timeout=1)
+        await self._pool.expire_connections()
+        return takes_writes
 
     async def _relay_works(self) -> bool:
         return self._relay.is_alive()

@@ -34,6 +34,9 @@ class Metrics:
             buckets=(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
             registry=self.registry,
         )
+        self.gate_open = Gauge(
+            "billing_gate_open", "0 while deliveries are held because the database is away.", registry=self.registry
+        )
         self.outages = Counter(
             "billing_deliveries_held_total", "Executions put off because the database was away.", registry=self.registry
         )

@@ -21,6 +21,7 @@ from aiormq.abc import DeliveredMessage
 from service.reliability.envelope import read_envelope
 from service.reliability.errors import TopologyError
 from service.reliability.frames import build
+from service.reliability.gate import Gate
 from service.reliability.inbound import Inbound
 from service.reliability.link import BrokerLink, losses_are_errors
 from service.reliability.outcome import Diagnosis, Park, Reason
@@ -49,6 +50,7 @@ class Consumer:
         inbound: the subscribers to feed.
         settlement: for what no subscriber takes.
         declare: makes or verifies the topology; called before each consume.
+        gate: told when deliveries are lost, which then wait for nothing.
         prefetch: unsettled deliveries at most.
     """
 
@@ -56,6 +58,7 @@ class Consumer:
     inbound: Inbound
     settlement: Settlement
     declare: Callable[[], Awaitable[None]]
+    gate: Gate
     prefetch: int
     jitter: Callable[[], float]
     _stopping: Stopping = field(default_factory=Stopping)
@@ -162,6 +165,7 @@ class Consumer:
             self._tag = None
             if not self._stopping.is_set():
                 self._wire = None
+                self.gate.sweep()
                 self._retire(channel)
 
     def _retire(self, channel: AbstractChannel) -> None:

@@ -25,11 +25,13 @@ from service.reliability.errors import (
     HandlerTimeoutError,
     PermanentError,
 )
+from service.reliability.gate import Gate
 from service.reliability.inbound import Inbound, Subscription, _current
 from service.reliability.inbox import Claim
-from service.reliability.outcome import Ack, Outcome, Park, Reason, Return
+from service.reliability.outcome import Ack, Diagnosis, Outcome, Park, Reason, Return
 from service.reliability.retry import backoff, diagnose
 from service.reliability.settlement import Settlement
+from service.reliability.starts import MOST_CRASHES
 from service.reliability.stopping import Stopping, is_being_cancelled
 from service.reliability.unit_of_work import Transactions, UnitOfWork
 from service.telemetry import Metrics
@@ -37,6 +39,9 @@ from service.telemetry import Metrics
 Next = Callable[[StreamMessage[Any]], Awaitable[Any]]
 
 _CONFLICT = PermanentError(Reason.MESSAGE_ID_CONFLICT, "the message id was used before, for other content")
+
+LONGEST_HOLD = timedelta(minutes=25)
+"""Below the broker's consumer time-out of 30 minutes, which would take back everything on the channel at once."""
 
 log = structlog.get_logger(__name__)
 
@@ -53,9 +58,11 @@ class Reliability:
         handler_timeout: for the handler; then rolled back and an attempt spent. Connecting, beginning, claiming and
             committing have time-outs of their own: they are no handler's fault.
         max_body_bytes: larger bodies are parked unparsed.
-        slots: handlers at once; deliveries wait in front of it without a database connection.
+        gate: lets in as many handlers as may run at once, and none during an outage; deliveries wait in front of it
+            without a database connection.
         jitter: a number in [0, 1), for pauses.
         stopping: once set, no further handler starts.
+        longest_hold: from its arrival, after which a delivery that could not be executed is given back.
     """
 
     inbound: Inbound
@@ -64,12 +71,14 @@ class Reliability:
     metrics: Metrics
     handler_timeout: timedelta
     max_body_bytes: int
-    slots: asyncio.Semaphore
+    gate: Gate
     jitter: Callable[[], float]
     stopping: Stopping = field(default_factory=Stopping)
     barrier: Barrier = no_barrier
     first_pause: timedelta = timedelta(milliseconds=500)
     longest_pause: timedelta = timedelta(seconds=5)
+    longest_hold: timedelta = LONGEST_HOLD
+    _marked: set[tuple[str, str]] = field(default_factory=set)
 
     def __call__(self, message: IncomingMessage | None, /, *, context: Any) -> "DeliveryMiddleware":
         """Return the middleware of one delivery: FastStream calls this for each."""
@@ -80,39 +89,118 @@ class Reliability:
     ) -> None:
         """Execute a delivery and settle it."""
         envelope = read_envelope(message.raw_message, self.inbound.family.policy.max_attempts)
-        async with self.slots:
-            outcome = await self._execute(call_next, message, envelope, subscription)
+        outcome = await self._outcome(call_next, message, envelope, subscription)
         await self.settlement.settle(message.raw_message, envelope, outcome)
+        if isinstance(outcome, Park) and outcome.reason is Reason.CRASHED_CONSUMER:
+            # Not before it is parked: until then a further crash must not let it start anew.
+            await self._clear_starts(subscription.consumer, envelope.message_id or "")
 
-    async def _execute(
+    async def _outcome(
         self, call_next: Next, message: StreamMessage[IncomingMessage], envelope: Envelope, subscription: Subscription
     ) -> Outcome:
-        """Return how the delivery ends; wait out an outage, which is not the message's fault."""
+        """Wait for a turn and execute; hold what meets an outage, and execute it again when the database is back."""
         try:
             require_size(message.body, self.max_body_bytes)
             message_id = identify(envelope)
+        except PermanentError as error:
+            return _unexecuted(error, envelope)
+        alone = bool(message.raw_message.redelivered)
+        is_hopeless = self._is_hopeless(message.raw_message)
+        contests = 0
+        # A delivery whose channel is lost comes again: executed here as well, it would be one execution too many.
+        while not is_hopeless():
+            async with self.gate.turn(alone=alone, is_hopeless=is_hopeless) as came:
+                if not came or is_hopeless():
+                    break
+                try:
+                    execute = self._execute_marked if alone else self._execute
+                    outcome = await execute(call_next, message, envelope, subscription, message_id)
+                except DatabaseUnavailableError as error:
+                    self._hold(message_id, error)
+                    self.gate.close(str(error))
+                    continue
+                except ClaimContestedError as error:
+                    self._hold(message_id, error)
+                else:
+                    self.gate.succeeded()
+                    return outcome
+            contests += 1
+            await self.stopping.pause(
+                backoff(contests, self.jitter(), first=self.first_pause, longest=self.longest_pause)
+            )
+        return Return()
+
+    def _is_hopeless(self, message: IncomingMessage) -> Callable[[], bool]:
+        """Return what tells that a delivery cannot be executed here any more."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.longest_hold.total_seconds()
+        return lambda: self.stopping.is_set() or self.settlement.is_lost(message) or loop.time() > deadline
+
+    def _hold(self, message_id: str, error: Exception) -> None:
+        self.metrics.outages.inc()
+        log.warning("delivery_held", message_id=message_id, explanation=str(error))
+
+    async def _execute_marked(
+        self,
+        call_next: Next,
+        message: StreamMessage[IncomingMessage],
+        envelope: Envelope,
+        subscription: Subscription,
+        message_id: str,
+    ) -> Outcome:
+        """Execute a delivery that comes again, with a durable mark for as long as it runs.
+
+        What this very process has marked and not finished is not counted again: then the channel was lost, or the
+        database, and nobody has crashed.
+        """
+        key = subscription.consumer, message_id
+        if key not in self._marked:
+            starts = await self.transactions.count_start(*key)
+            if starts > MOST_CRASHES:
+                return _crashed(envelope)
+            self._marked.add(key)
+        try:
+            outcome = await self._execute(call_next, message, envelope, subscription, message_id)
+        except (DatabaseUnavailableError, ClaimContestedError):
+            raise  # executed again, under the same mark
+        except BaseException:  # cut off by the end of the service: no crash
+            await self._clear_starts(*key)
+            raise
+        await self._clear_starts(*key)
+        return outcome
+
+    async def _clear_starts(self, consumer: str, message_id: str) -> None:
+        self._marked.discard((consumer, message_id))
+        try:
+            await self.transactions.clear_starts(consumer, message_id)
+        except Exception as error:  # at worst a later crash is counted once too often
+            log.warning("starts_not_cleared", message_id=message_id, error=type(error).__name__)
+
+    async def _execute(
+        self,
+        call_next: Next,
+        message: StreamMessage[IncomingMessage],
+        envelope: Envelope,
+        subscription: Subscription,
+        message_id: str,
+    ) -> Outcome:
+        """Decode and run the handler; return how the delivery ends.
+
+        Raises:
+            DatabaseUnavailableError, ClaimContestedError: not the message's fault.
+        """
+        try:
             await message.decode()
             content = digest(subscription.event_type, message.body)
         except Exception as error:  # whatever a decoder raises, the message was not executed
             return _unexecuted(error, envelope)
-        outages = 0
-        # A delivery whose channel is lost comes again: executed here as well, it would be one execution too many.
-        while not (self.stopping.is_set() or self.settlement.is_lost(message.raw_message)):
-            try:
-                with self.metrics.handler_seconds.labels(subscription.consumer).time():
-                    return await self._transact(
-                        call_next, message, envelope, subscription.consumer, message_id, content
-                    )
-            except (DatabaseUnavailableError, ClaimContestedError) as error:
-                outages += 1
-                self.metrics.outages.inc()
-                log.warning("delivery_held", message_id=message_id, outages=outages, explanation=str(error))
-                await self.stopping.pause(
-                    backoff(outages, self.jitter(), first=self.first_pause, longest=self.longest_pause)
-                )
-            except Exception as error:  # the policy decides what a handler's failure leads to
-                return self.inbound.family.policy.decide(error, envelope.attempt)
-        return Return()
+        try:
+            with self.metrics.handler_seconds.labels(subscription.consumer).time():
+                return await self._transact(call_next, message, envelope, subscription.consumer, message_id, content)
+        except (DatabaseUnavailableError, ClaimContestedError):
+            raise
+        except Exception as error:  # the policy decides what a handler's failure leads to
+            return self.inbound.family.policy.decide(error, envelope.attempt)
 
     async def _transact(
         self,
@@ -183,6 +271,11 @@ class DeliveryMiddleware(BaseMiddleware[Any, IncomingMessage | None]):
         """Run the delivery through the middleware layer."""
         subscription = self._reliability.inbound.subscription(self.context.get_local("handler_"))
         await self._reliability.process(call_next, msg, subscription)
+
+
+def _crashed(envelope: Envelope) -> Park:
+    explanation = f"its execution did not end {MOST_CRASHES} times: each time the process died"
+    return Park(Reason.CRASHED_CONSUMER, envelope.attempt - 1 + MOST_CRASHES, Diagnosis("ProcessCrashed", explanation))
 
 
 def _unexecuted(error: Exception, envelope: Envelope) -> Park:

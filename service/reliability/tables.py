@@ -34,6 +34,17 @@ class ProcessedMessage(SQLModel, table=True):
     processed_at: datetime = Field(sa_column=timestamp(default_now=True))
 
 
+class StartedMessage(SQLModel, table=True):
+    """Messages that came again and whose execution has begun: more starts than ends mean that it kills the process."""
+
+    __tablename__ = "started_messages"
+
+    consumer: str = Field(sa_type=Text, primary_key=True)
+    message_id: str = Field(sa_type=Text, primary_key=True)
+    starts: int
+    started_at: datetime = Field(sa_column=timestamp(default_now=True))
+
+
 class OutboxMessage(SQLModel, table=True):
     """The outbox: one row for each event, unsent until the broker has confirmed it."""
 

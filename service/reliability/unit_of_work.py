@@ -4,13 +4,13 @@ Whoever opens the transaction commits it: `Transactions.begin` does, handlers an
 by an exception rolls everything back: the claim, the business rows and the events together.
 """
 
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from typing import Generic, Protocol, TypeVar
 
 import asyncpg
 
-from service.reliability import inbox, outbox
+from service.reliability import inbox, outbox, starts
 from service.reliability.connection import Connection
 from service.reliability.envelope import SCHEMA_VERSION, Envelope
 from service.reliability.errors import DatabaseUnavailableError, TransactionAbortedError
@@ -44,6 +44,14 @@ class Transactions(Protocol[W_co]):
 
     def begin(self, cause: Envelope) -> AbstractAsyncContextManager[W_co]:
         """Open a transaction for the message `cause`; commit at the end of the block, roll back on an exception."""
+        ...
+
+    async def count_start(self, consumer: str, message_id: str) -> int:
+        """Write down, at once, that an execution starts; return how many were since the last `clear_starts`."""
+        ...
+
+    async def clear_starts(self, consumer: str, message_id: str) -> None:
+        """Forget the starts of a message."""
         ...
 
 
@@ -140,6 +148,26 @@ class PostgresTransactions(Generic[P]):
         if work.has_events:
             self._committed()
 
+    async def count_start(self, consumer: str, message_id: str) -> int:
+        """Write down, at once, that an execution starts; return how many were since the last `clear_starts`.
+
+        Raises:
+            DatabaseUnavailableError: the database is away.
+        """
+        async with self._connection() as connection:
+            with _outages_told(connection):
+                return await starts.count(connection, consumer, message_id, ANSWER_TIMEOUT)
+
+    async def clear_starts(self, consumer: str, message_id: str) -> None:
+        """Forget the starts of a message.
+
+        Raises:
+            DatabaseUnavailableError: the database is away.
+        """
+        async with self._connection() as connection:
+            with _outages_told(connection):
+                await starts.clear(connection, consumer, message_id, ANSWER_TIMEOUT)
+
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[Connection]:
         try:
@@ -151,6 +179,19 @@ class PostgresTransactions(Generic[P]):
         finally:
             with suppress(OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
                 await self._pool.release(connection)
+
+
+@contextmanager
+def _outages_told(connection: Connection) -> Iterator[None]:
+    """Turn what a single statement raises while the database is away into a DatabaseUnavailableError."""
+    try:
+        yield
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        if isinstance(error, asyncpg.PostgresError) and not is_outage(error):
+            raise
+        with suppress(asyncpg.InterfaceError):
+            connection.terminate()
+        raise DatabaseUnavailableError(_outage(error)) from error
 
 
 async def _answer(connection: Connection, statement: str) -> str:

@@ -31,6 +31,7 @@ from pydantic import BaseModel
 from service.app import orders_family
 from service.billing import handlers
 from service.reliability.consumer import Consumer
+from service.reliability.gate import Gate
 from service.reliability.inbound import Inbound
 from service.reliability.link import BrokerLink
 from service.reliability.middleware import Reliability
@@ -135,6 +136,7 @@ class InMemoryService:
         settlement = Settlement(
             family, self._publisher, metrics, now=lambda: NOW, jitter=lambda: 0.0, is_lost=lambda _: False
         )
+        gate = Gate(settings.concurrency, _answers, metrics, jitter=lambda: 0.0)
         reliability = Reliability(
             inbound=inbound,
             transactions=self.database,
@@ -142,7 +144,7 @@ class InMemoryService:
             metrics=metrics,
             handler_timeout=settings.handler_timeout,
             max_body_bytes=settings.max_body_bytes,
-            slots=asyncio.Semaphore(settings.concurrency),
+            gate=gate,
             jitter=lambda: 0.0,
         )
         self.broker.add_middleware(reliability)
@@ -152,6 +154,7 @@ class InMemoryService:
             inbound=inbound,
             settlement=settlement,
             declare=_nothing_to_declare,
+            gate=gate,
             prefetch=1,
             jitter=lambda: 0.0,
         )
@@ -280,6 +283,10 @@ class _Channel:
 
     async def basic_reject(self, *_: Any, **__: Any) -> None:
         self.told.append("reject")
+
+
+async def _answers() -> bool:
+    return True
 
 
 async def _nothing_to_declare() -> None:

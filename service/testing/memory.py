@@ -5,6 +5,7 @@ nothing is ever waited for), constraints other than those named here, and everyt
 """
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from copy import deepcopy
@@ -110,10 +111,12 @@ class MemoryDatabase:
     Attributes:
         now: the database's clock.
         tables: what was committed.
+        starts: of messages that came again, by consumer and message id.
     """
 
     now: datetime
     tables: MemoryTables = field(default_factory=MemoryTables)
+    starts: Counter[tuple[str, str]] = field(default_factory=Counter)
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @asynccontextmanager
@@ -123,3 +126,12 @@ class MemoryDatabase:
             tables = deepcopy(self.tables)
             yield MemoryUnitOfWork(tables, self.now, cause)
             self.tables = tables
+
+    async def count_start(self, consumer: str, message_id: str) -> int:
+        """Write down that an execution starts; return how many were since the last `clear_starts`."""
+        self.starts[consumer, message_id] += 1
+        return self.starts[consumer, message_id]
+
+    async def clear_starts(self, consumer: str, message_id: str) -> None:
+        """Forget the starts of a message."""
+        self.starts.pop((consumer, message_id), None)

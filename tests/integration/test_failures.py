@@ -392,7 +392,8 @@ async def test_a_database_that_was_read_only_is_used_again_at_once(
             name,
         )
         await rabbit.publish(TYPE, BODY)
-        await eventually(stock.held, lambda held: held >= 2)
+        await eventually(stock.held, lambda held: held == 1)
+        await eventually(stock.is_ready, lambda ready: not ready)
         await connection.execute(f'alter database "{name}" reset default_transaction_read_only')
         await stock.has_stock(100, within=10)
         assert await rabbit.count("orders.parking") == 0

@@ -103,6 +103,14 @@ class ScriptedTransactions:
         async with self.database.begin(cause) as work:
             yield work
 
+    async def count_start(self, consumer: str, message_id: str) -> int:
+        """Count."""
+        return int(await self.database.count_start(consumer, message_id))
+
+    async def clear_starts(self, consumer: str, message_id: str) -> None:
+        """Forget."""
+        await self.database.clear_starts(consumer, message_id)
+
 
 @dataclass(slots=True)
 class FakeConnection:

@@ -1,21 +1,34 @@
-"""The service, standing still at a named barrier: `python -m tests.support.stopped_at POINT [stock]`.
+"""The service, standing still at a named barrier: `python -m tests.support.stopped_at POINT [stock|killer]`.
 
 It writes the log record `barrier_reached` and never goes on; the test kills it there. With `stock`, its subscriber is
-the one that adds to a stock; at the point `never` it runs like any other.
+the one that adds to a stock; with `killer`, one that some messages
+make kill the process; at the point `never` it runs like any other.
 """
 
 import asyncio
+import os
 import signal
 import sys
 
 import structlog
 import uvloop
 
-from service.app import Service
+from service.app import BillingUnitOfWork, Service
 from service.billing import handlers
 from service.settings import load_settings
 from service.telemetry import configure_logging
-from tests.support.stock import add, subscribe_with
+from tests.support.stock import Received, add, subscribe_with
+
+
+async def add_or_kill(received: Received, work: BillingUnitOfWork) -> None:
+    """Add to the stock; a message for `killer` kills the process after `quantity` milliseconds instead."""
+    if received.sku == "killer":
+        await asyncio.sleep(received.quantity / 1000)
+        os.kill(os.getpid(), signal.SIGKILL)
+    await add(received, work)
+
+
+ACTS = {"stock": add, "killer": add_or_kill}
 
 
 async def main(stop_at: str, variant: str) -> None:
@@ -28,7 +41,7 @@ async def main(stop_at: str, variant: str) -> None:
             structlog.get_logger("service.barrier").info("barrier_reached", point=point)
             await asyncio.Event().wait()
 
-    subscribe = subscribe_with(add) if variant == "stock" else handlers.subscribe
+    subscribe = subscribe_with(ACTS[variant]) if variant in ACTS else handlers.subscribe
     service = Service(settings, barrier=barrier, subscribe=subscribe)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, service.stopping.set)
     await service.run()

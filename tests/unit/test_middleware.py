@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from service.reliability.barrier import Point
 from service.reliability.errors import DatabaseUnavailableError, PermanentError
+from service.reliability.gate import Gate
 from service.reliability.inbound import Inbound, current_unit_of_work
 from service.reliability.middleware import Reliability
 from service.reliability.outbox import Event
@@ -121,7 +122,9 @@ class Bench:
             metrics=self.metrics,
             handler_timeout=timedelta(seconds=timeout),
             max_body_bytes=1000,
-            slots=asyncio.Semaphore(slots),
+            gate=Gate(
+                slots, self._database_answers, self.metrics, random.random, self.stopping, timedelta(milliseconds=1)
+            ),
             jitter=random.random,
             stopping=self.stopping,
             barrier=self.barrier,
@@ -129,6 +132,9 @@ class Bench:
             longest_pause=timedelta(milliseconds=2),
         )
         self.broker.add_middleware(self.reliability)
+
+    async def _database_answers(self) -> bool:
+        return True
 
     def _subscribe(self) -> None:
         @self.inbound.subscriber("stock.added", Added, consumer="stock.added")

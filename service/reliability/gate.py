@@ -1,0 +1,148 @@
+"""The gate in front of the handlers: how many run at once, who runs alone, and none while the database is away.
+
+An outage is not the message's fault, and running into it again with each message helps nobody. The first execution
+that meets it closes the gate: what was in flight is held, what was prefetched waits, without a database connection,
+and the broker counts nothing. A probe opens the gate again, for one handler at first and for one more with each
+success, since a server that has just come back must not meet all at once.
+
+A delivery that comes again may be the one that killed the process, so it is executed alone: if the process dies, it is
+known which one did it.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+import structlog
+
+from service.reliability.retry import backoff
+from service.reliability.stopping import Stopping
+from service.telemetry import Metrics
+
+PROBE_TIMEOUT = 5.0
+"""Seconds for one probe."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class _Waiting:
+    turn: asyncio.Future[bool]
+    is_hopeless: Callable[[], bool]
+
+
+@dataclass(slots=True)
+class Gate:
+    """Lets deliveries in to be executed.
+
+    Attributes:
+        capacity: handlers at once.
+        probe: tells whether the database takes writes; what it raises means no.
+        metrics: one gauge says whether the gate is open.
+        jitter: a number in [0, 1), for the pauses between probes.
+        stopping: once set, nobody waits any longer.
+        is_open: False from the first execution that met an outage until a probe succeeds.
+    """
+
+    capacity: int
+    probe: Callable[[], Awaitable[bool]]
+    metrics: Metrics
+    jitter: Callable[[], float]
+    stopping: Stopping = field(default_factory=Stopping)
+    first_pause: timedelta = timedelta(milliseconds=250)
+    longest_pause: timedelta = timedelta(seconds=2)
+    is_open: bool = True
+    _limit: int = field(init=False)
+    _inside: int = 0
+    _alone_inside: bool = False
+    _alone: deque[_Waiting] = field(default_factory=deque)
+    _others: deque[_Waiting] = field(default_factory=deque)
+    _failures: int = 0
+    _reopening: asyncio.Task[None] | None = None
+
+    def __post_init__(self) -> None:
+        """Begin open, for as many as there is room."""
+        self._limit = self.capacity
+        self.metrics.gate_open.set(1)
+
+    @asynccontextmanager
+    async def turn(self, *, alone: bool, is_hopeless: Callable[[], bool]) -> AsyncIterator[bool]:
+        """Wait for a turn; yield whether it has come.
+
+        Args:
+            alone: nobody else is inside meanwhile; who is alone goes before all others.
+            is_hopeless: tells that waiting has lost its sense; asked while the gate is closed, and by `sweep`.
+        """
+        waiting = _Waiting(asyncio.get_running_loop().create_future(), is_hopeless)
+        (self._alone if alone else self._others).append(waiting)
+        self._let_in()
+        try:
+            yield await waiting.turn
+        finally:
+            if waiting.turn.done() and not waiting.turn.cancelled() and waiting.turn.result():
+                self._inside -= 1
+                self._alone_inside = False  # whoever leaves was alone, or nobody is
+                self._let_in()
+
+    def close(self, why: str) -> None:
+        """Keep everybody out until a probe succeeds: an execution has met an outage."""
+        if self.is_open:
+            self.is_open = False
+            self._limit = 1
+            self._failures += 1
+            self.metrics.gate_open.set(0)
+            log.warning("gate_closed", explanation=why)
+            self._reopening = asyncio.get_running_loop().create_task(self._reopen(), name="gate")
+
+    def succeeded(self) -> None:
+        """Let one more in at once, up to the capacity: an execution has met no outage."""
+        self._failures = 0
+        if self._limit < self.capacity:
+            self._limit += 1
+            self._let_in()
+
+    def sweep(self) -> None:
+        """Send away those for whom waiting has become hopeless."""
+        for waiting in (*self._alone, *self._others):
+            if not waiting.turn.done() and waiting.is_hopeless():
+                waiting.turn.set_result(False)
+
+    async def _reopen(self) -> None:
+        while not self.stopping.is_set():
+            await self.stopping.pause(
+                backoff(self._failures, self.jitter(), first=self.first_pause, longest=self.longest_pause)
+            )
+            self.sweep()
+            if await self._answers():
+                self.is_open = True
+                self.metrics.gate_open.set(1)
+                log.info("gate_opened", probes=self._failures)
+                self._let_in()
+                return
+            self._failures += 1
+
+    async def _answers(self) -> bool:
+        try:
+            async with asyncio.timeout(PROBE_TIMEOUT):
+                return await self.probe()
+        except Exception as error:  # whatever a driver raises, it is no answer
+            log.debug("gate_probed", error=type(error).__name__)
+            return False
+
+    def _let_in(self) -> None:
+        while self.is_open and self._inside < self._limit and not self._alone_inside:
+            queue = self._alone or self._others
+            if not queue:
+                return
+            if queue[0].turn.done():  # sent away, or cancelled
+                queue.popleft()
+                continue
+            if queue is self._alone:
+                if self._inside:
+                    return  # it waits for those inside, and everybody else for it
+                self._alone_inside = True
+            self._inside += 1
+            queue.popleft().turn.set_result(True)
