@@ -10,7 +10,7 @@ ARGS ?=
 .PHONY: help setup servers demo run test test-longer check contract-release format image asyncapi lock clean
 
 help: ## Say what there is.
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
+	@grep -hE '^[a-z0-9.%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
 setup: .venv/.complete ## Make .venv with everything in it, from the hash-pinned lock.
 
@@ -29,6 +29,11 @@ run: servers ## Run the service against them, schema migrated, until Ctrl-C.
 test: setup ## Run all tests against real servers; ARGS are pytest's.
 	@scripts/servers local
 	.venv/bin/pytest -n 4 $(ARGS)
+
+test-4.%: setup ## Run the tests that need a broker on RabbitMQ 4.0 or 4.3, made beside the local one; needs root.
+	@scripts/servers local
+	@scripts/broker 4.$*
+	BILLING_TEST_RABBITMQ=4.$* .venv/bin/pytest -n 3 tests/integration tests/acceptance tests/contract/test_behaviour.py $(ARGS)
 
 test-longer: setup ## Run what takes longer: the demo against a broken service, the contract's page in a real Chromium.
 	@scripts/servers local

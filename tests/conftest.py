@@ -15,6 +15,16 @@ from tests.support.rabbit import Rabbit
 from tests.support.stock import TABLES
 
 
+def pytest_report_header() -> str:
+    """Say which broker the tests run against, by its own word."""
+    try:
+        return f"RabbitMQ: {broker.version_that_answers()} on {broker.BROKER.address}"
+    except broker.BrokerError as error:
+        if broker.BROKER.version is None:
+            return f"RabbitMQ: {error}"  # many tests need none; those that do will fail
+        raise pytest.UsageError(str(error)) from None
+
+
 @pytest.fixture(scope="session")
 def template() -> Iterator[str]:
     """A migrated database to clone, made once for each test process."""

@@ -18,7 +18,7 @@ from service.reliability.relay import Relay, RelayState
 from service.telemetry import Metrics
 from tests.support.doubles import ScriptedPublisher
 from tests.support.proxy import proxy_to
-from tests.support.rabbit import EVENTS, Rabbit, close_connections
+from tests.support.rabbit import BROKER, EVENTS, Rabbit, close_connections
 from tests.support.waiting import eventually
 
 APPEND = """
@@ -228,8 +228,8 @@ async def test_a_broker_that_answers_never_does_not_hold_the_relay(
 ) -> None:
     """A publish can hang for ever (a lost network, a memory alarm): unconfirmed after the time-out, sent later."""
     await rabbit.collect_events()
-    async with proxy_to("127.0.0.1", 5672) as proxy:
-        url = rabbit.url.replace(":5672/", f":{proxy.listening_on}/")
+    async with proxy_to("127.0.0.1", BROKER.port) as proxy:
+        url = rabbit.url.replace(f":{BROKER.port}/", f":{proxy.listening_on}/")
         async with relaying(database_url, url, confirm_timeout=2):
             await append(connection)
             await eventually(lambda: _sent(connection), lambda n: n == 1)
@@ -250,8 +250,8 @@ async def test_a_connection_that_died_of_silence_is_replaced(
 ) -> None:
     """A death by heartbeat cancels what waits on the connection, in tasks that nobody cancelled: the relay lives on."""
     await rabbit.collect_events()
-    async with proxy_to("127.0.0.1", 5672) as proxy:
-        url = rabbit.url.replace(":5672/", f":{proxy.listening_on}/") + "?heartbeat=1"
+    async with proxy_to("127.0.0.1", BROKER.port) as proxy:
+        url = rabbit.url.replace(f":{BROKER.port}/", f":{proxy.listening_on}/") + "?heartbeat=1"
         async with relaying(database_url, url) as relay:
             await append(connection)
             await eventually(lambda: _sent(connection), lambda n: n == 1)

@@ -11,7 +11,7 @@ from service.app import orders_family, whole_topology
 from service.reliability import topology
 from service.reliability.errors import TopologyError
 from service.reliability.link import BrokerLink
-from tests.support.rabbit import PASSWORD, Rabbit, rabbitmqctl
+from tests.support.rabbit import BROKER, PASSWORD, Rabbit, rabbitmqctl
 from tests.support.stock import settings, stock_service
 from tests.support.waiting import eventually
 
@@ -93,7 +93,7 @@ def user_with(rabbit: Rabbit, *rights: str) -> Iterator[str]:
     rabbitmqctl("add_user", user, PASSWORD)
     try:
         rabbitmqctl("set_permissions", "-p", vhost, user, *rights)
-        yield f"amqp://{user}:{PASSWORD}@127.0.0.1:5672/{vhost}"
+        yield BROKER.url(vhost, user)
     finally:
         rabbitmqctl("delete_user", user)
 

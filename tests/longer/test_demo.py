@@ -14,7 +14,7 @@ import pytest
 
 from tests.support import databases
 from tests.support.databases import is_alive
-from tests.support.rabbit import PASSWORD, USER, rabbitmqctl
+from tests.support.rabbit import BROKER, USER, rabbitmqctl
 
 PROJECT = Path(__file__).parents[2]
 PREFIX = "billing-demo-test-"
@@ -84,7 +84,7 @@ async def place() -> AsyncIterator[tuple[str, ...]]:
     rabbitmqctl("set_permissions", "-p", name, USER, ".*", ".*", ".*")
     yield (
         f"--database-url={databases.url_of(name)}",
-        f"--rabbitmq-url=amqp://{USER}:{PASSWORD}@127.0.0.1:5672/{name}",
+        f"--rabbitmq-url={BROKER.url(name)}",
     )
     rabbitmqctl("delete_vhost", name)
     await databases.execute(f'drop database if exists "{name}" with (force)')
@@ -150,7 +150,7 @@ async def test_a_database_that_no_demo_made_is_not_wiped(place: tuple[str, ...],
         ("--database-url=postgresql://billing:S3cr3t@127.0.0.1:1/demo", r"PostgreSQL at 127.0.0.1:1: .*"),
         ("--rabbitmq-url=amqp://billing:S3cr3t@127.0.0.1:1/demo", r"RabbitMQ at 127.0.0.1:1: .*"),
         (
-            "--rabbitmq-url=amqp://billing:billing@127.0.0.1:5672/no-demo",
+            f"--rabbitmq-url={BROKER.url('no-demo')}",
             r"RabbitMQ .* has no virtual host 'no-demo'.*",
         ),
     ],

@@ -5,10 +5,14 @@ of a killed run are found by its dead process.
 """
 
 import os
+import re
+import socket
+import struct
 import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -20,6 +24,78 @@ from tests.support.databases import is_alive
 
 VHOST_PREFIX = "billing-test-"
 USER, PASSWORD = "billing", "billing"
+
+
+class BrokerError(Exception):
+    """The broker that the tests are to run against is not the one that answers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Broker:
+    """The broker that tests run against: the host's, or a newer one of `scripts/broker`, beside it.
+
+    Attributes:
+        version: what was asked for, major and minor; None takes whatever the host has.
+        port: on 127.0.0.1.
+        rabbitmqctl: the command that administers it.
+    """
+
+    version: str | None
+    port: int
+    rabbitmqctl: tuple[str, ...]
+
+    @property
+    def address(self) -> str:
+        """Return its host and port, as in a URL."""
+        return f"127.0.0.1:{self.port}"
+
+    def url(self, vhost: str, user: str = USER) -> str:
+        """Return the address of a virtual host."""
+        return f"amqp://{user}:{PASSWORD}@{self.address}/{vhost}"
+
+
+def _chosen() -> Broker:
+    """Return the broker that BILLING_TEST_RABBITMQ names; ports and nodes are those of `scripts/broker`."""
+    version = os.environ.get("BILLING_TEST_RABBITMQ") or None
+    ports = {None: 5672, "4.0": 5680, "4.3": 5683}
+    if version not in ports:
+        raise BrokerError(f"BILLING_TEST_RABBITMQ={version}: only {', '.join(filter(None, ports))} are known")
+    command: tuple[str, ...] = ("rabbitmqctl",)
+    if version is not None:
+        folder = Path(os.environ.get("BILLING_BROKERS") or "/var/cache/billing-brokers") / version
+        node = f"billing{version.replace('.', '')}@localhost"
+        command = ("chroot", str(folder), "rabbitmqctl", "-n", node)
+    return Broker(version, ports[version], command)
+
+
+BROKER = _chosen()
+
+
+def version_that_answers(broker: Broker = BROKER) -> str:
+    """Return the version that the broker itself tells to who connects, before any password.
+
+    Raises:
+        BrokerError: nothing answers, or another version than was asked for.
+    """
+    try:
+        with socket.create_connection(("127.0.0.1", broker.port), timeout=10) as connection:
+            connection.sendall(b"AMQP\x00\x00\x09\x01")
+            with connection.makefile("rb") as answer:
+                _, _, size = struct.unpack(">BHI", answer.read(7))
+                start = answer.read(size)
+    except (OSError, struct.error) as error:
+        wanted = f"scripts/broker {broker.version}" if broker.version else "scripts/servers local"
+        raise BrokerError(f"no RabbitMQ on {broker.address} ({error}): run {wanted}") from None
+    # Connection.Start: class, method, protocol version, then the server's properties as a table of long strings.
+    found = re.search(rb"\x07versionS\x00\x00\x00.([0-9.]+)", start, re.DOTALL)
+    if start[:4] != struct.pack(">HH", 10, 10) or not found:
+        raise BrokerError(f"what answers on {broker.address} is no RabbitMQ that tells its version")
+    version = found[1].decode()
+    if broker.version is not None and not version.startswith(f"{broker.version}."):
+        raise BrokerError(f"RabbitMQ {version} answers on {broker.address}, where {broker.version} was asked for")
+    return version
+
+
 EVENTS = "test.events"
 """Queue bound to everything that leaves on the exchange `billing`."""
 
@@ -31,7 +107,7 @@ QUEUES = ("orders.work", "orders.parking", *(f"orders.wait.{delay}" for delay in
 def rabbitmqctl(*arguments: str) -> str:
     """Run rabbitmqctl; a failure is an error with what it said."""
     done = subprocess.run(
-        ["rabbitmqctl", "--quiet", *arguments], capture_output=True, text=True, timeout=60, check=False
+        [*BROKER.rabbitmqctl, "--quiet", *arguments], capture_output=True, text=True, timeout=60, check=False
     )
     if done.returncode != 0:
         raise RuntimeError(f"rabbitmqctl {' '.join(arguments)} failed: {done.stdout} {done.stderr}")
@@ -40,13 +116,14 @@ def rabbitmqctl(*arguments: str) -> str:
 
 @contextmanager
 def virtual_host() -> Iterator[str]:
-    """Make a virtual host for this process; yield its address."""
+    """Make a virtual host for this process, on the broker that was asked for; yield its address."""
+    version_that_answers()
     _remove_leftovers()
     name = f"{VHOST_PREFIX}{os.getpid()}"
     rabbitmqctl("add_vhost", name)
     rabbitmqctl("set_permissions", "-p", name, USER, ".*", ".*", ".*")
     try:
-        yield f"amqp://{USER}:{PASSWORD}@127.0.0.1:5672/{name}"
+        yield BROKER.url(name)
     finally:
         rabbitmqctl("delete_vhost", name)
 
@@ -165,5 +242,5 @@ def _remove_leftovers() -> None:
         pid = name.removeprefix(VHOST_PREFIX)
         if name.startswith(VHOST_PREFIX) and pid.isdigit() and not is_alive(int(pid)):
             subprocess.run(
-                ["rabbitmqctl", "--quiet", "delete_vhost", name], check=False, capture_output=True, timeout=60
+                [*BROKER.rabbitmqctl, "--quiet", "delete_vhost", name], check=False, capture_output=True, timeout=60
             )
