@@ -81,8 +81,8 @@ async def test_check_reports_what_is_missing_and_makes_nothing(rabbit: Rabbit) -
 
 
 CONFIGURE = r"^(orders(\..+)?|billing)$"
-WRITE, READ = r"^(amq\.default|billing|orders\.work)$", r"^orders(\..+)?$"
-VERIFY_WRITE, VERIFY_READ = r"^(amq\.default|billing)$", r"^orders\..+$"
+READ = r"^orders(\..+)?$"
+WRITE, VERIFY_WRITE = r"^(amq\.default|billing|orders\.work)$", r"^(amq\.default|billing)$"
 
 
 @contextmanager
@@ -99,7 +99,7 @@ def user_with(rabbit: Rabbit, *rights: str) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("mode", "rights"), [("declare", (CONFIGURE, WRITE, READ)), ("verify", ("^$", VERIFY_WRITE, VERIFY_READ))]
+    ("mode", "rights"), [("declare", (CONFIGURE, WRITE, READ)), ("verify", ("^$", VERIFY_WRITE, READ))]
 )
 async def test_the_service_runs_with_the_rights_of_the_checklist(
     rabbit: Rabbit, stock_url: str, mode: str, rights: tuple[str, ...]
@@ -124,7 +124,7 @@ async def test_who_may_configure_nothing_can_verify_and_see_that_everything_exis
     async with BrokerLink(rabbit.url, "billing-topology") as link:
         await topology.declare(link, WANTED)
         assert await topology.check(link, WANTED) == []
-    with user_with(rabbit, "^$", VERIFY_WRITE, VERIFY_READ) as url:
+    with user_with(rabbit, "^$", VERIFY_WRITE, READ) as url:
         async with BrokerLink(url, "billing-topology") as link:
             await topology.verify(link, WANTED)
             assert len(await topology.check(link, WANTED)) == len(WANTED.items)
