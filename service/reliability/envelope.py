@@ -52,6 +52,7 @@ class Arrived(Protocol):
     content_encoding: str | None
     exchange: str | None
     routing_key: str | None
+    redelivered: bool | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,7 @@ class Envelope:
             each delivery, which no inbox could recognise: so it is read from the wire only.
         type: the event type; the routing key serves where the producer set none.
         attempt: 1 for the first execution.
+        redelivered: the broker's hint that this delivery, of this attempt, may have been started before.
         exchange, routing_key: where the producer published it.
         headers: the producer's own, without the broker's and our bookkeeping.
     """
@@ -72,6 +74,7 @@ class Envelope:
     correlation_id: str | None
     traceparent: str | None
     attempt: int
+    redelivered: bool
     exchange: str
     routing_key: str
     headers: Mapping[str, Any]
@@ -88,6 +91,7 @@ def read_envelope(message: Arrived, max_attempts: int) -> Envelope:
         correlation_id=message.correlation_id or None,
         traceparent=_text(headers.get("traceparent")),
         attempt=_attempt(headers.get(ATTEMPT), max_attempts) if came_back else 1,
+        redelivered=bool(message.redelivered),
         exchange=(came_back and _text(headers.get(ORIGINAL_EXCHANGE))) or exchange,
         routing_key=(came_back and _text(headers.get(ORIGINAL_ROUTING_KEY))) or routing_key,
         headers={name: value for name, value in headers.items() if name not in _NOT_CARRIED},

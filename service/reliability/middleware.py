@@ -104,16 +104,15 @@ class Reliability:
             message_id = identify(envelope)
         except PermanentError as error:
             return _unexecuted(error, envelope)
-        alone = bool(message.raw_message.redelivered)
         is_hopeless = self._is_hopeless(message.raw_message)
         contests = 0
         # A delivery whose channel is lost comes again: executed here as well, it would be one execution too many.
         while not is_hopeless():
-            async with self.gate.turn(alone=alone, is_hopeless=is_hopeless) as came:
+            async with self.gate.turn(alone=envelope.redelivered, is_hopeless=is_hopeless) as came:
                 if not came or is_hopeless():
                     break
                 try:
-                    execute = self._execute_marked if alone else self._execute
+                    execute = self._execute_marked if envelope.redelivered else self._execute
                     outcome = await execute(call_next, message, envelope, subscription, message_id)
                 except DatabaseUnavailableError as error:
                     self._hold(message_id, error)

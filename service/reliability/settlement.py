@@ -196,7 +196,12 @@ def _outcome_name(outcome: Outcome) -> str:
 
 
 def _log_settled(envelope: Envelope, outcome: Outcome, name: str) -> None:
-    fields: dict[str, Any] = {"message_id": envelope.message_id, "type": envelope.type, "attempt": envelope.attempt}
+    fields: dict[str, Any] = {
+        "message_id": envelope.message_id,
+        "type": envelope.type,
+        "attempt": envelope.attempt,
+        "redelivered": envelope.redelivered,
+    }
     match outcome:
         case Retry(delay=delay, diagnosis=diagnosis):
             fields |= {
