@@ -7,7 +7,7 @@ the service: the broker then delivers the original again.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any, assert_never
@@ -28,6 +28,12 @@ from service.telemetry import Metrics
 
 HEADERS_LIMIT = 64 * 1024
 """Bytes of a successor's headers. All properties must fit one frame of 128 KiB, or the broker closes the connection."""
+
+NAME_LIMIT = 128
+"""Bytes of a header's name that AMQP allows; brokers let 255 pass."""
+
+_LENGTH = 4
+"""Bytes of a table's own length."""
 
 log = structlog.get_logger(__name__)
 
@@ -155,14 +161,12 @@ def successor(message: IncomingMessage, envelope: Envelope, headers: dict[str, A
     """Return the copy that goes to another queue of ours: same body and identity, other headers.
 
     Not carried over: expiration (it would expire in parking), user_id (the broker compares it with our connection),
-    reply_to, priority. Headers that cannot be sent again, or not together, are left out rather than the message.
+    reply_to, priority. A header that cannot be sent again, or for which there is no room, is left out.
     """
-    if not _fits(headers):
-        dropped = envelope.headers.keys()
-        headers = {name: value for name, value in headers.items() if name not in dropped}
+    own = {name: value for name, value in headers.items() if name not in envelope.headers}
     return Message(
         message.body,
-        headers=headers,
+        headers=_sendable(envelope.headers, own) | own,
         content_type=message.content_type,
         content_encoding=message.content_encoding,
         delivery_mode=DeliveryMode.PERSISTENT,
@@ -174,11 +178,44 @@ def successor(message: IncomingMessage, envelope: Envelope, headers: dict[str, A
     )
 
 
-def _fits(headers: dict[str, Any]) -> bool:
+def _sendable(headers: Mapping[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Return those of a producer's headers that can be sent again, as many as there is room for beside our own."""
+    room = HEADERS_LIMIT - len(encode.field_table(own))
+    sendable: dict[str, Any] = {}
+    for name, value in headers.items():
+        entry, size = _entry(name, value)
+        if size <= room:
+            sendable |= entry
+            room -= size
+    return sendable
+
+
+def _entry(name: str, value: Any) -> tuple[dict[str, Any], int]:
+    """Return a header as it can be sent, and its bytes; nothing, without any, where it arrived but cannot be sent."""
     try:
-        return len(encode.field_table(headers)) <= HEADERS_LIMIT
-    except Exception:  # whatever the encoder raises: it arrived, but cannot be sent
-        return False
+        entry = _writable({name: value})
+        return entry, len(encode.field_table(entry)) - _LENGTH
+    except Exception:  # whatever the encoder raises
+        return {}, 0
+
+
+def _writable(value: Any) -> Any:
+    """Return a header's value as the library can write it: it reads text that is no UTF-8 as `bytes`.
+
+    Raises:
+        ValueError: for a name that the library would cut off, and log.
+    """
+    match value:
+        case bytes():
+            return bytearray(value)
+        case Mapping():
+            if any(len(name.encode()) > NAME_LIMIT for name in value):
+                raise ValueError("a name is too long")
+            return {name: _writable(inner) for name, inner in value.items()}
+        case list():
+            return [_writable(inner) for inner in value]
+        case _:
+            return value
 
 
 def _outcome_name(outcome: Outcome) -> str:

@@ -3,6 +3,7 @@
 import asyncio
 import random
 from datetime import UTC, datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import pytest
@@ -404,6 +405,31 @@ def test_headers_that_cannot_be_sent_are_left_out_rather_than_the_message(header
     envelope = read_envelope(message, 5)
     copy = successor(message, envelope, {**envelope.headers, "x-parked-reason": "invalid"})
     assert copy.headers == {"x-parked-reason": "invalid"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "kept"),
+    [
+        ("odd", object(), None),
+        ("huge", 2**70, None),
+        ("beyond single precision", 1e300, None),
+        ("a mantissa that does not fit", Decimal(2**32 - 1), None),
+        ("n" * 129, "x", None),
+        ("in a table", {"n" * 129: "x"}, None),
+        ("too big", "x" * 70_000, None),
+        ("no text", b"\xff", bytearray(b"\xff")),
+        ("no text, deeper", [{"a": b"\xff"}, b"\xfe"], [{"a": bytearray(b"\xff")}, bytearray(b"\xfe")]),
+        ("n" * 128, "x", "x"),
+    ],
+)
+def test_one_header_that_cannot_be_sent_does_not_take_the_others_with_it(name: str, value: Any, kept: Any) -> None:
+    """Bytes that are no text arrive in any header's value; with them all headers were lost, tracing among them."""
+    message = delivery(headers={"before": 1, name: value, "traceparent": "00-abc"})
+    envelope = read_envelope(message, 5)
+    copy = successor(message, envelope, {**envelope.headers, "x-parked-reason": "invalid"})
+    wanted = {"before": 1, "traceparent": "00-abc", "x-parked-reason": "invalid"}
+    assert copy.headers == wanted | ({} if kept is None else {name: kept})
+    assert len(encode.field_table(copy.headers)) <= HEADERS_LIMIT
 
 
 @pytest.mark.guarantee("G10")
