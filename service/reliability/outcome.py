@@ -25,7 +25,7 @@ class Diagnosis:
 
     Attributes:
         exception_type: qualified name of the exception's class.
-        explanation: at most 1000 characters.
+        explanation: at most 1000 bytes in UTF-8.
     """
 
     exception_type: str

@@ -15,7 +15,7 @@ from service.reliability.errors import PermanentError, ReliabilityError
 from service.reliability.outcome import Diagnosis, Park, Reason, Retry
 
 EXPLANATION_LIMIT = 1000
-"""Characters of a diagnosis: it travels in a header, and all headers share one frame of 128 KiB."""
+"""Bytes of a diagnosis: it travels in a header, and all headers share one frame of 128 KiB."""
 
 _PERMANENT_SQLSTATES = {
     "22": Reason.INVALID,  # data exception: U+0000, out of range, over-long; the same value fails for ever
@@ -85,7 +85,7 @@ def diagnose(error: Exception, safe: tuple[type[Exception], ...] = ()) -> Diagno
         text = f"SQL state {state}" + (f", constraint {constraint}" if constraint else "") + _place(error)
     else:
         text = type(error).__name__ + _place(error)
-    return Diagnosis(kind, text[:EXPLANATION_LIMIT])
+    return Diagnosis(_bounded(kind), _bounded(text))
 
 
 def short(error: BaseException) -> str:
@@ -108,6 +108,11 @@ def backoff(failures: int, jitter: float, *, first: timedelta, longest: timedelt
     """Return the pause after `failures` failures in a row: doubling, bounded, stretched by `jitter` in [0, 1)."""
     doublings = min(max(failures - 1, 0), 20)
     return min(first * (1 << doublings), longest) * (1 + jitter / 4)
+
+
+def _bounded(text: str) -> str:
+    """Return text that can be sent: at most `EXPLANATION_LIMIT` bytes of UTF-8, and half characters told."""
+    return text.encode("utf-8", "backslashreplace")[:EXPLANATION_LIMIT].decode("utf-8", "ignore")
 
 
 def _place(error: BaseException) -> str:

@@ -206,6 +206,13 @@ def test_a_diagnosis_keeps_texts_written_for_people_within_bounds() -> None:
     assert len(diagnose(RuleError("x" * 5000), (RuleError,)).explanation) == 1000
 
 
+@pytest.mark.guarantee("G10")
+@pytest.mark.parametrize("text", ["é" * 5000, "x" + "\U0001f600" * 5000, "\ud800" * 5000, "a\ud800b"])
+def test_a_diagnosis_is_bounded_in_bytes_and_can_be_sent(text: str) -> None:
+    """Half a character cannot be encoded: the parked copy could never be published, and the delivery stayed held."""
+    assert 1 <= len(diagnose(RuleError(text), (RuleError,)).explanation.encode()) <= 1000
+
+
 @given(failures=st.integers(1, 10_000), jitter=st.floats(0, 1, exclude_max=True))
 def test_a_pause_grows_and_stays_within_bounds(failures: int, jitter: float) -> None:
     first, longest = timedelta(seconds=1), timedelta(seconds=60)
