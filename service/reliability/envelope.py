@@ -18,6 +18,7 @@ from service.reliability.outcome import Park, Reason, Retry
 ATTEMPT = "x-attempt"
 ORIGINAL_EXCHANGE = "x-original-exchange"
 ORIGINAL_ROUTING_KEY = "x-original-routing-key"
+WITHOUT_ID = "x-parked-without-id"
 SCHEMA_VERSION = "schema-version"
 
 SHORT_STRING = 255
@@ -32,7 +33,7 @@ _NOT_CARRIED = frozenset(
         *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
         # Our own.
         *(ATTEMPT, ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY, "x-original-queue"),
-        *("x-parked-reason", "x-parked-at", "x-attempts", "x-exception-type", "x-exception-message"),
+        *(WITHOUT_ID, "x-parked-reason", "x-parked-at", "x-attempts", "x-exception-type", "x-exception-message"),
     }
 )
 """Headers that no copy carries on: by name, so that a producer's own, such as x-original-url, are kept."""
@@ -61,7 +62,8 @@ class Envelope:
 
     Attributes:
         message_id: as the producer set it; None where there is none. Clients and frameworks invent one, a new one at
-            each delivery, which no inbox could recognise: so it is read from the wire only.
+            each delivery, which no inbox could recognise: so it is read from the wire only. A parked copy has the one
+            that our client invented, and a header saying so: published again as it is, it still has none.
         type: the event type; the routing key serves where the producer set none.
         attempt: 1 for the first execution.
         redelivered: the broker's hint that this delivery, of this attempt, may have been started before.
@@ -86,7 +88,7 @@ def read_envelope(message: Arrived, max_attempts: int) -> Envelope:
     exchange, routing_key = message.exchange or "", message.routing_key or ""
     came_back = exchange == ""
     return Envelope(
-        message_id=message.message_id or None,
+        message_id=None if came_back and headers.get(WITHOUT_ID) is True else message.message_id or None,
         type=message.type or routing_key,
         correlation_id=message.correlation_id or None,
         traceparent=_text(headers.get("traceparent")),
@@ -179,6 +181,7 @@ def parked_headers(envelope: Envelope, park: Park, queue: str, now: datetime) ->
     """Return the headers of the copy that goes to the parking queue: the producer's own and the diagnosis."""
     return {
         **envelope.headers,
+        **({WITHOUT_ID: True} if envelope.message_id is None else {}),
         "x-parked-reason": str(park.reason),
         "x-parked-at": now.isoformat(timespec="milliseconds"),
         "x-attempts": park.attempts,

@@ -116,6 +116,7 @@ def test_whatever_is_no_bookkeeping_is_carried_unchanged(
         "x-attempts",
         "x-parked-reason",
         "x-parked-at",
+        "x-parked-without-id",
         "x-exception-type",
         "x-exception-message",
         "x-original-exchange",
@@ -298,6 +299,25 @@ def test_a_parked_copy_that_comes_again_keeps_the_producers_headers_only() -> No
     park = Park(Reason.INVALID, 1, Diagnosis("pkg.Error", "why"))
     parked = parked_headers(envelope, park, "orders.work", datetime(2026, 5, 4, 10, tzinfo=UTC))
     assert read_envelope(delivery(headers=parked), 5).headers == {"tenant": "a"}
+
+
+def test_a_parked_copy_of_a_message_without_an_id_still_has_none_when_it_comes_again() -> None:
+    """The client invents one for the copy. Executed under that, each copy of one message would have an effect."""
+    envelope = read_envelope(delivery(message_id=None), 5)
+    park = Park(Reason.UNREADABLE, 0, Diagnosis("pkg.Error", "why"))
+    parked = parked_headers(envelope, park, "orders.work", datetime(2026, 5, 4, 10, tzinfo=UTC))
+    assert parked["x-parked-without-id"] is True
+    copy = delivery(message_id="invented", headers=parked, exchange="", routing_key="orders.work")
+    assert read_envelope(copy, 5).message_id is None
+    del parked["x-parked-without-id"]
+    copy = delivery(message_id="given", headers=parked, exchange="", routing_key="orders.work")
+    assert read_envelope(copy, 5).message_id == "given"
+
+
+@pytest.mark.parametrize(("exchange", "value"), [("orders", True), ("", 1), ("", "true"), ("", None), ("", False)])
+def test_a_producer_cannot_take_its_own_id_away(exchange: str, value: object) -> None:
+    message = delivery(message_id="m-1", headers={"x-parked-without-id": value}, exchange=exchange)
+    assert read_envelope(message, 5).message_id == "m-1"
 
 
 def test_a_reason_is_sent_as_a_plain_string() -> None:
