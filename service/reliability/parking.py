@@ -1,7 +1,7 @@
 """What is in a parking queue, told without taking anything out of it."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +10,7 @@ from pamqp.commands import Basic
 
 from service.reliability.frames import build
 from service.reliability.link import BrokerLink
+from service.reliability.outcome import Reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +67,16 @@ def describe(message: AbstractIncomingMessage) -> Parked:
     return Parked(
         message_id=message.message_id,
         type=message.type,
-        reason=_text(headers.get("x-parked-reason")) or _broker_reason(headers.get("x-death")),
+        reason=_broker_reason(headers["x-death"]) if "x-death" in headers else _our_reason(headers),
         parked_at=_text(headers.get("x-parked-at")),
         attempts=attempts if isinstance(attempts, int) else None,
         explanation=_text(headers.get("x-exception-message")),
     )
+
+
+def _our_reason(headers: Mapping[str, Any]) -> str:
+    reason = headers.get("x-parked-reason")
+    return reason if reason in tuple(Reason) else "unknown"
 
 
 _BROKER_REASONS = {
@@ -81,7 +87,10 @@ _BROKER_REASONS = {
 
 
 def _broker_reason(deaths: Any) -> str:
-    """Return why the broker parked a message itself: the newest entry of its x-death."""
+    """Return why the broker parked a message itself: the newest entry of its x-death.
+
+    No copy of ours has that header. What the broker moves keeps the producer's own, a forged reason among them.
+    """
     for death in deaths if isinstance(deaths, Iterable) and not isinstance(deaths, (str, bytes)) else ():
         if isinstance(death, dict) and (reason := _BROKER_REASONS.get(str(death.get("reason")))):
             return reason

@@ -1,16 +1,22 @@
 """Looking into the parking queue takes nothing out of it, however often."""
 
+from typing import Any
+
 import aio_pika
+import pytest
 
 from service.app import BillingUnitOfWork, orders_family, whole_topology
 from service.reliability import topology
 from service.reliability.link import BrokerLink
-from service.reliability.parking import list_parked
+from service.reliability.parking import describe, list_parked
+from tests.support.doubles import delivery
 from tests.support.rabbit import Rabbit
 from tests.support.stock import TYPE, Received, add, settings, stock_service
 from tests.support.waiting import eventually
 
 WANTED = whole_topology(orders_family(settings("postgresql://localhost/none", "amqp://localhost")))
+
+NO_DEATHS: tuple[Any, ...] = (None, True, 5, 2.5, "expired", b"expired", {}, [], [[]])
 
 
 async def test_looking_thirty_times_loses_and_reorders_nothing(rabbit: Rabbit) -> None:
@@ -43,6 +49,23 @@ async def test_what_the_broker_parked_itself_is_explained(rabbit: Rabbit) -> Non
         await (await queue.get()).reject(requeue=False)
         listed = await eventually(lambda: list_parked(link, "orders.parking", 10), lambda parked: parked.total == 1)
     assert listed.messages[0].reason == "broker-rejected"
+
+
+@pytest.mark.parametrize(
+    ("headers", "reason"),
+    [
+        ({"x-parked-reason": "too-large"}, "too-large"),
+        ({"x-parked-reason": "all is well"}, "unknown"),
+        ({"x-parked-reason": ["too-large"]}, "unknown"),
+        ({}, "unknown"),
+        ({"x-parked-reason": "too-large", "x-death": [{"reason": "expired"}]}, "broker-expired"),
+        ({"x-death": [1, "expired", {"reason": ["expired"]}, {"reason": "rejected"}]}, "broker-rejected"),
+        *(({"x-death": deaths}, "unknown") for deaths in NO_DEATHS),
+    ],
+)
+def test_a_reason_is_from_the_vocabulary_whatever_a_producer_wrote(headers: dict[str, Any], reason: str) -> None:
+    """What the broker parks keeps the producer's headers."""
+    assert describe(delivery(headers=headers)).reason == reason
 
 
 async def test_a_parked_message_that_is_published_again_as_it_is_starts_anew(rabbit: Rabbit, stock_url: str) -> None:
