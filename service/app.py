@@ -32,6 +32,7 @@ from service.reliability.consumer import Consumer
 from service.reliability.envelope import Envelope
 from service.reliability.errors import TopologyError
 from service.reliability.gate import Gate
+from service.reliability.hosts import Hosts
 from service.reliability.inbound import Inbound
 from service.reliability.link import BrokerLink, losses_are_errors
 from service.reliability.middleware import Reliability
@@ -120,6 +121,7 @@ class Service:
             self.metrics.successors_refused.labels(queue.name)  # there before the first one: an alarm reads them
         for reason in Reason:
             self.metrics.parked.labels(reason)
+        self._hosts = Hosts(settings.rabbitmq_urls)
         self._consumer_link = self._link("billing-consumer")
         self._publisher_link = self._link("billing-publisher")
         self._relay_link = self._link("billing-relay")
@@ -352,7 +354,7 @@ class Service:
         return published_contract(self._subscribe)
 
     def _link(self, name: str) -> BrokerLink:
-        return BrokerLink(self.settings.rabbitmq_url.get_secret_value(), name)
+        return BrokerLink(self._hosts, name)
 
     @property
     def _database_url(self) -> str:

@@ -30,6 +30,7 @@ from service.demo.errors import DemoError
 from service.demo.servers import DATABASE, VHOST, Servers, beside
 from service.reliability import topology
 from service.reliability.errors import ReliabilityError
+from service.reliability.hosts import Hosts
 from service.reliability.link import BrokerLink
 from service.reliability.parking import list_parked
 from service.reliability.publisher import Confirmed, ConfirmingPublisher
@@ -73,7 +74,7 @@ def run(
     ] = False,
 ) -> None:
     """Run the service until SIGTERM or Ctrl-C."""
-    settings = _settings()
+    settings = _settings(news=True)
     _run(_serve(settings, migrate_first=migrate_first))
 
 
@@ -156,7 +157,7 @@ def demo(
     try:
         servers = Servers(
             database_url or beside(settings.database_url.get_secret_value(), DATABASE),
-            rabbitmq_url or beside(settings.rabbitmq_url.get_secret_value(), VHOST),
+            rabbitmq_url or beside(settings.rabbitmq_urls[0], VHOST),
         )
     except DemoError as error:
         _fail(str(error), code=2)
@@ -271,14 +272,16 @@ def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
         _fail(str(error) or type(error).__name__)
 
 
-def _settings() -> Settings:
+def _settings(*, news: bool = False) -> Settings:
+    """Read the settings and start logging; a command that says on stderr what it did logs no news beside it."""
     settings = load_settings()
-    configure_logging(settings.log_level, settings.log_format)
+    level = settings.log_level if news or settings.log_level != "INFO" else "WARNING"
+    configure_logging(level, settings.log_format)
     return settings
 
 
 def _link(settings: Settings, name: str) -> BrokerLink:
-    return BrokerLink(settings.rabbitmq_url.get_secret_value(), name)
+    return BrokerLink(Hosts(settings.rabbitmq_urls), name)
 
 
 def _sample(event_type: str, order_id: UUID | None) -> bytes:

@@ -8,13 +8,16 @@ import os
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from dotenv import dotenv_values
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 PREFIX = "BILLING_"
+
+LONGEST_HEARTBEAT = 60
+"""Seconds; it takes the client more than three of them to notice a silent host."""
 
 SHORTEST_DELAY, LONGEST_DELAY = timedelta(milliseconds=10), timedelta(days=1)
 
@@ -59,7 +62,8 @@ class Settings(BaseSettings):
     )
     rabbitmq_url: SecretStr = Field(
         SecretStr("amqp://billing:billing@127.0.0.1:5672/billing"),
-        description="amqp:// or amqps://user:password@host:port/vhost",
+        description="amqp:// or amqps://user:password@host:port/vhost, ?heartbeat=1 to 60 s; the nodes of a cluster "
+        "comma-separated",
     )
     prefetch: int = Field(
         100,
@@ -119,20 +123,21 @@ class Settings(BaseSettings):
             raise ValueError("a delay is out of range")
         return delays
 
-    @field_validator("database_url", "rabbitmq_url")
+    @field_validator("database_url")
     @classmethod
-    def _is_url(cls, url: SecretStr, info: Any) -> SecretStr:
-        schemes = ("postgresql",) if info.field_name == "database_url" else ("amqp", "amqps")
-        try:
-            parts = urlsplit(url.get_secret_value())
-            valid = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
-            # A bare @ or / in the password: the drivers would take a part of it for a name, and log that.
-            valid = valid and parts.netloc.count("@") <= 1 and "@" not in parts.path
-        except ValueError:
-            valid = False
-        if not valid:
-            raise ValueError("not such an address; percent-encode special characters of the password")
+    def _is_database(cls, url: SecretStr) -> SecretStr:
+        _require_address(url.get_secret_value(), "postgresql")
         return url
+
+    @field_validator("rabbitmq_url")
+    @classmethod
+    def _are_hosts(cls, urls: SecretStr) -> SecretStr:
+        for url in _addresses(urls):
+            _require_address(url, "amqp", "amqps")
+            for seconds in parse_qs(urlsplit(url).query, keep_blank_values=True).get("heartbeat", ()):
+                if not seconds.isdecimal() or not 1 <= int(seconds) <= LONGEST_HEARTBEAT:
+                    raise ValueError(f"heartbeat must be a whole number of seconds from 1 to {LONGEST_HEARTBEAT}")
+        return urls
 
     @model_validator(mode="after")
     def _retentions_agree(self) -> Self:
@@ -144,9 +149,31 @@ class Settings(BaseSettings):
             )
         return self
 
+    @property
+    def rabbitmq_urls(self) -> tuple[str, ...]:
+        """The addresses of the broker's nodes, in the order given."""
+        return _addresses(self.rabbitmq_url)
+
     def delay(self, attempt: int) -> timedelta:
         """Return the delay after the given attempt."""
         return self.retry_delays[min(attempt, len(self.retry_delays)) - 1]
+
+
+def _addresses(urls: SecretStr) -> tuple[str, ...]:
+    return tuple(url.strip() for url in urls.get_secret_value().split(","))
+
+
+def _require_address(url: str, *schemes: str) -> None:
+    """Refuse what is no address of one of these schemes, or what a driver would split elsewhere."""
+    try:
+        parts = urlsplit(url)
+        valid = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        # A bare @ or / in the password: the drivers would take a part of it for a name, and log that.
+        valid = valid and parts.netloc.count("@") <= 1 and "@" not in parts.path
+    except ValueError:
+        valid = False
+    if not valid:
+        raise ValueError("not such an address; percent-encode special characters of the password, a comma too")
 
 
 def default_settings() -> Settings:

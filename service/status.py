@@ -7,6 +7,8 @@ from aio_pika.exceptions import AMQPError, ChannelNotFoundEntity
 
 from service import database
 from service.reliability import outbox
+from service.reliability.errors import BrokerUnavailableError
+from service.reliability.hosts import Hosts
 from service.reliability.link import BrokerLink
 from service.reliability.retry import short
 from service.reliability.topology import QueueFamily
@@ -50,7 +52,7 @@ async def read_status(settings: Settings, family: QueueFamily) -> Status:
 
 async def _ask_broker(status: Status, settings: Settings, family: QueueFamily) -> None:
     try:
-        async with BrokerLink(settings.rabbitmq_url.get_secret_value(), "billing-status") as link:
+        async with BrokerLink(Hosts(settings.rabbitmq_urls), "billing-status") as link:
             for queue in family.topology.queues:
                 channel = await link.channel()
                 try:
@@ -58,7 +60,7 @@ async def _ask_broker(status: Status, settings: Settings, family: QueueFamily) -
                     status.queues[queue.name] = QueueStatus(found.message_count or 0, found.consumer_count or 0)
                 except ChannelNotFoundEntity:
                     status.problems.append(f"queue {queue.name} is missing")
-    except (OSError, TimeoutError, AMQPError) as error:
+    except (BrokerUnavailableError, OSError, TimeoutError, AMQPError) as error:
         status.problems.append(f"the broker cannot be asked: {short(error)}")
 
 

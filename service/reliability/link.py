@@ -1,4 +1,4 @@
-"""One named connection to the broker, opened when it is needed and reopened when it was lost.
+"""One named connection to the broker, opened when it is needed and reopened, at another host, when it was lost.
 
 It is deliberately not aio-pika's robust connection: that one restores channels and consumers behind the caller's
 back, re-declares queues with the arguments of yesterday for ever, and reuses consumer tags that RabbitMQ 4.3 refuses.
@@ -12,17 +12,18 @@ from types import TracebackType
 from typing import Self
 
 import aio_pika
-from aio_pika.abc import AbstractChannel, AbstractConnection
-from yarl import URL
+from aio_pika import Connection
+from aio_pika.abc import AbstractChannel
 
 from service.reliability.frames import guard
+from service.reliability.hosts import Hosts
 from service.reliability.stopping import is_being_cancelled
 
-CONNECT_TIMEOUT = 10.0
-"""Seconds for TCP, TLS and the AMQP handshake together."""
+CHANNEL_TIMEOUT = 10.0
+"""Seconds for the broker to open a channel."""
 
-HEARTBEAT = 10
-"""Seconds; the client declares a silent connection dead after three missed ones. Its default of 60 means minutes."""
+CLOSE_TIMEOUT = 0.5
+"""Seconds for the broker to answer the end of a connection."""
 
 
 @contextmanager
@@ -43,17 +44,16 @@ def losses_are_errors() -> Iterator[None]:
 class BrokerLink:
     """A connection under a fixed name, shared by those who need channels on it."""
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, hosts: Hosts, name: str) -> None:
         """Remember where to connect; nothing is opened yet.
 
         Args:
-            url: `amqp://` or `amqps://`; a `heartbeat` in its query wins over the default.
+            hosts: where to connect; links that share them begin at the same host.
             name: shown in the broker's list of connections.
         """
-        address = URL(url)
-        self._url = address if "heartbeat" in address.query else address.update_query(heartbeat=str(HEARTBEAT))
+        self._hosts = hosts
         self._name = name
-        self._connection: AbstractConnection | None = None
+        self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
 
     async def channel(self, *, confirms: bool = False) -> AbstractChannel:
@@ -63,11 +63,12 @@ class BrokerLink:
             confirms: publisher confirms, and an exception for what the broker returns as unroutable.
 
         Raises:
-            OSError, aio_pika.exceptions.AMQPError, TimeoutError: the broker cannot be reached or refuses.
+            BrokerUnavailableError: no host takes the connection.
+            OSError, aio_pika.exceptions.AMQPError, TimeoutError: the connection was lost, or no channel opened.
         """
         with losses_are_errors():
             connection = await self._connected()
-            async with asyncio.timeout(CONNECT_TIMEOUT):
+            async with asyncio.timeout(CHANNEL_TIMEOUT):
                 channel = connection.channel(publisher_confirms=confirms, on_return_raises=confirms)
                 await channel.initialize()
         return channel
@@ -78,7 +79,7 @@ class BrokerLink:
         if connection is not None:
             try:
                 with losses_are_errors():
-                    async with asyncio.timeout(0.5):
+                    async with asyncio.timeout(CLOSE_TIMEOUT):
                         await connection.close()
             except (TimeoutError, OSError, aio_pika.exceptions.AMQPError):
                 pass  # the broker sees the socket close when the process ends
@@ -93,17 +94,17 @@ class BrokerLink:
         """Close the connection."""
         await self.close()
 
-    async def _connected(self) -> AbstractConnection:
+    async def _connected(self) -> Connection:
         async with self._connecting:
             if self._connection is not None and _is_open(self._connection):
                 return self._connection
-            self._connection = None
+            if (lost := self._connection) is not None:
+                self._connection = None
+                self._hosts.put_last(lost.url)
             guard()
-            async with asyncio.timeout(CONNECT_TIMEOUT):
-                connection = await aio_pika.connect(self._url, client_properties={"connection_name": self._name})
-            self._connection = connection
-            return connection
+            self._connection = await self._hosts.connect(self._name)
+            return self._connection
 
 
-def _is_open(connection: AbstractConnection) -> bool:
+def _is_open(connection: Connection) -> bool:
     return connection.transport is not None and not connection.transport.connection.is_closed

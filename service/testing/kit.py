@@ -32,6 +32,7 @@ from service.app import orders_family
 from service.billing import handlers
 from service.reliability.consumer import Consumer
 from service.reliability.gate import Gate
+from service.reliability.hosts import Hosts
 from service.reliability.inbound import Inbound
 from service.reliability.link import BrokerLink
 from service.reliability.middleware import Reliability
@@ -150,7 +151,7 @@ class InMemoryService:
         self.broker.add_middleware(reliability)
         self._family = family
         self._consumer = Consumer(
-            link=BrokerLink("amqp://nowhere", "in-memory"),  # never opened
+            link=BrokerLink(Hosts(["amqp://nowhere"]), "in-memory"),  # never opened
             inbound=inbound,
             settlement=settlement,
             declare=_nothing_to_declare,

@@ -7,6 +7,7 @@ import pytest
 
 from service.app import BillingUnitOfWork, orders_family, whole_topology
 from service.reliability import topology
+from service.reliability.hosts import Hosts
 from service.reliability.link import BrokerLink
 from service.reliability.parking import describe, list_parked
 from tests.support.doubles import delivery
@@ -21,7 +22,7 @@ NO_DEATHS: tuple[Any, ...] = (None, True, 5, 2.5, "expired", b"expired", {}, [],
 
 async def test_looking_thirty_times_loses_and_reorders_nothing(rabbit: Rabbit) -> None:
     """Each look costs a delivery count: without a limit of its own, the broker deletes after twenty on 4.x."""
-    async with BrokerLink(rabbit.url, "billing-parking") as link:
+    async with BrokerLink(Hosts([rabbit.url]), "billing-parking") as link:
         await topology.declare(link, WANTED)
         for number in range(5):
             headers = {"x-parked-reason": "invalid" if number % 2 else "unreadable", "x-attempts": number}
@@ -42,7 +43,7 @@ async def test_looking_thirty_times_loses_and_reorders_nothing(rabbit: Rabbit) -
 
 async def test_what_the_broker_parked_itself_is_explained(rabbit: Rabbit) -> None:
     """No header of ours says why: the broker's own does."""
-    async with BrokerLink(rabbit.url, "billing-parking") as link:
+    async with BrokerLink(Hosts([rabbit.url]), "billing-parking") as link:
         await topology.declare(link, WANTED)
         await rabbit.publish("order.placed", b"{}", message_id="m-1")
         queue = await rabbit.channel.get_queue("orders.work", ensure=False)

@@ -12,6 +12,7 @@ import pytest
 from aio_pika import Message
 
 from service import database
+from service.reliability.hosts import Hosts
 from service.reliability.link import BrokerLink
 from service.reliability.publisher import Confirmed, ConfirmingPublisher, Publisher, Refused, Returned
 from service.reliability.relay import Relay, RelayState
@@ -50,7 +51,7 @@ async def relaying(
     publisher: Publisher | None = None,
 ) -> AsyncIterator[Relay]:
     """Run a relay."""
-    async with BrokerLink(rabbitmq_url, "billing-relay") as link:
+    async with BrokerLink(Hosts([rabbitmq_url]), "billing-relay") as link:
         relay = Relay(
             connect=lambda: database.connect(database_url, "relay"),
             publisher=publisher or ConfirmingPublisher(link, timedelta(seconds=confirm_timeout)),
@@ -305,7 +306,7 @@ async def test_what_stands_behind_a_refused_event_of_its_key_is_not_published_in
 async def test_two_publishes_of_one_id_do_not_swap_their_outcomes(rabbit: Rabbit) -> None:
     """The client matches what is returned by message id: with two in flight, the wrong one would be told."""
     await rabbit.collect_events()
-    async with BrokerLink(rabbit.url, "billing-publisher") as link:
+    async with BrokerLink(Hosts([rabbit.url]), "billing-publisher") as link:
         publisher = ConfirmingPublisher(link, timedelta(seconds=5))
         for _ in range(20):
             outcomes = await asyncio.gather(

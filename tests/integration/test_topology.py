@@ -10,6 +10,7 @@ import pytest
 from service.app import orders_family, whole_topology
 from service.reliability import topology
 from service.reliability.errors import TopologyError
+from service.reliability.hosts import Hosts
 from service.reliability.link import BrokerLink
 from tests.support.rabbit import BROKER, PASSWORD, Rabbit, rabbitmqctl
 from tests.support.stock import settings, stock_service
@@ -22,7 +23,7 @@ WANTED = whole_topology(
 
 async def test_declaring_twice_makes_what_the_contract_says(rabbit: Rabbit) -> None:
     """Names, types and arguments, as the broker tells them."""
-    async with BrokerLink(rabbit.url, "billing-topology") as link:
+    async with BrokerLink(Hosts([rabbit.url]), "billing-topology") as link:
         await topology.declare(link, WANTED)
         await topology.declare(link, WANTED)
         await topology.check(link, WANTED)
@@ -60,7 +61,7 @@ async def test_every_mismatch_is_told_with_queue_argument_found_and_wanted(rabbi
     )
     await rabbit.channel.declare_queue("orders.work", durable=True)
     await rabbit.channel.declare_exchange("billing", "fanout", durable=True)
-    async with BrokerLink(rabbit.url, "billing-topology") as link:
+    async with BrokerLink(Hosts([rabbit.url]), "billing-topology") as link:
         for act in (topology.declare, topology.check):
             with pytest.raises(TopologyError) as refused:
                 await act(link, WANTED)
@@ -72,7 +73,7 @@ async def test_every_mismatch_is_told_with_queue_argument_found_and_wanted(rabbi
 
 async def test_check_reports_what_is_missing_and_makes_nothing(rabbit: Rabbit) -> None:
     """Comparing must not change."""
-    async with BrokerLink(rabbit.url, "billing-topology") as link:
+    async with BrokerLink(Hosts([rabbit.url]), "billing-topology") as link:
         for act in (topology.check, topology.verify):
             with pytest.raises(TopologyError) as refused:
                 await act(link, WANTED)
@@ -108,7 +109,7 @@ async def test_the_service_runs_with_the_rights_of_the_checklist(
     command = "rabbitmqctl set_permissions -p VHOST USER " + " ".join(f"'{right}'" for right in rights)
     assert command in (Path(__file__).parents[2] / "docs" / "checklist.md").read_text()
     if mode == "verify":
-        async with BrokerLink(rabbit.url, "billing-topology") as link:
+        async with BrokerLink(Hosts([rabbit.url]), "billing-topology") as link:
             await topology.declare(link, whole_topology(orders_family(settings(stock_url, rabbit.url))))
     await rabbit.collect_events()
     with user_with(rabbit, *rights) as url:
@@ -121,11 +122,11 @@ async def test_the_service_runs_with_the_rights_of_the_checklist(
 
 
 async def test_who_may_configure_nothing_can_verify_and_see_that_everything_exists(rabbit: Rabbit) -> None:
-    async with BrokerLink(rabbit.url, "billing-topology") as link:
+    async with BrokerLink(Hosts([rabbit.url]), "billing-topology") as link:
         await topology.declare(link, WANTED)
         assert await topology.check(link, WANTED) == []
     with user_with(rabbit, "^$", VERIFY_WRITE, READ) as url:
-        async with BrokerLink(url, "billing-topology") as link:
+        async with BrokerLink(Hosts([url]), "billing-topology") as link:
             await topology.verify(link, WANTED)
             assert len(await topology.check(link, WANTED)) == len(WANTED.items)
             with pytest.raises(TopologyError, match="TOPOLOGY=verify"):
@@ -135,7 +136,7 @@ async def test_who_may_configure_nothing_can_verify_and_see_that_everything_exis
 async def test_a_right_that_is_missing_for_a_binding_is_named(rabbit: Rabbit) -> None:
     """Taken for an outage, the start would wait for it for ever."""
     with user_with(rabbit, CONFIGURE, VERIFY_WRITE, ".*") as url:
-        async with BrokerLink(url, "billing-topology") as link:
+        async with BrokerLink(Hosts([url]), "billing-topology") as link:
             with pytest.raises(TopologyError, match=r"binding of queue orders\.work to exchange orders"):
                 await topology.declare(link, WANTED)
 
@@ -145,7 +146,7 @@ async def test_a_message_waits_for_the_delay_of_its_queue_and_returns(rabbit: Ra
     quick = whole_topology(
         orders_family(settings("postgresql://localhost/none", "amqp://localhost", retry_delays="0.3"))
     )
-    async with BrokerLink(rabbit.url, "billing-topology") as link:
+    async with BrokerLink(Hosts([rabbit.url]), "billing-topology") as link:
         await topology.declare(link, quick)
     await rabbit.publish("order.placed", b"{}", exchange="", routing_key="orders.wait.300ms")
 
@@ -158,7 +159,7 @@ async def test_a_message_waits_for_the_delay_of_its_queue_and_returns(rabbit: Ra
 @pytest.mark.guarantee("G1")
 async def test_what_the_broker_rejects_ends_in_parking(rabbit: Rabbit) -> None:
     """The last resort of the work queue is parking, at-least-once: never the floor."""
-    async with BrokerLink(rabbit.url, "billing-topology") as link:
+    async with BrokerLink(Hosts([rabbit.url]), "billing-topology") as link:
         await topology.declare(link, WANTED)
     await rabbit.publish("order.placed", b"{}", message_id="m-1")
     queue = await rabbit.channel.get_queue("orders.work", ensure=False)
