@@ -145,9 +145,10 @@ class Consumer:
 
     async def _consume(self) -> None:
         """Declare, consume, and return when the consumer is gone or the service stops."""
-        await self.declare()
+        # First, since it notices that the last connection was lost: `declare` then goes to another host as well.
         channel = await self.link.channel()
         try:
+            await self.declare()
             await channel.set_qos(prefetch_count=self.prefetch)
             wire = cast("Wire", await channel.get_underlay_channel())
             cancelled = asyncio.Event()

@@ -76,7 +76,7 @@ class Hosts:
                 log.warning("broker_hosts_failed", connection=name, explanation="; ".join(failed))
             log.info("broker_connected", host=address.host, port=_port(address), connection=name, version=version)
             return connection
-        raise BrokerUnavailableError("; ".join(failed))
+        raise BrokerUnavailableError("no connection to RabbitMQ: " + "; ".join(failed))
 
     def put_last(self, address: URL) -> None:
         """Try a host last from now on; one that is not in front has been passed already."""

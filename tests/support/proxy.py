@@ -1,23 +1,30 @@
-"""A TCP proxy that can fall silent: connections stay open and nothing passes, as behind a lost network."""
+"""Hosts that fail: a TCP proxy that can fall silent, as behind a lost network, and an address that answers never."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+import socket
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 
 
 @dataclass(slots=True)
 class Proxy:
-    """Passes bytes to a server while `passing` is set."""
+    """Passes bytes to a server while `passing` is set.
+
+    Attributes:
+        accepted: how many connections were made to it.
+    """
 
     host: str
     port: int
     listening_on: int = 0
+    accepted: int = 0
     passing: asyncio.Event = field(default_factory=asyncio.Event)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Pass a client's bytes to the server and back until either ends."""
+        self.accepted += 1
         server_reader, server_writer = await asyncio.open_connection(self.host, self.port)
         for source, sink in ((reader, server_writer), (server_reader, writer)):
             task = asyncio.create_task(self._pass(source, sink))
@@ -25,12 +32,14 @@ class Proxy:
             task.add_done_callback(self._tasks.discard)
 
     async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await source.read(65536):
-                await self.passing.wait()
-                sink.write(data)
-                await sink.drain()
-        sink.close()
+        try:
+            with suppress(OSError):
+                while data := await source.read(65536):
+                    await self.passing.wait()
+                    sink.write(data)
+                    await sink.drain()
+        finally:
+            sink.close()
 
     async def end(self) -> None:
         """Cut every connection."""
@@ -49,5 +58,13 @@ async def proxy_to(host: str, port: int) -> AsyncIterator[Proxy]:
     try:
         yield proxy
     finally:
-        await proxy.end()
         server.close()
+        await proxy.end()
+
+
+@contextmanager
+def black_hole() -> Iterator[int]:
+    """Listen on a port of 127.0.0.1 where a connection is neither made nor refused: its queue is full."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listening, socket.socket() as only_one:
+        only_one.connect(listening.getsockname())
+        yield listening.getsockname()[1]

@@ -122,6 +122,17 @@ WRONG = [
     ("RABBITMQ_URL", f"amqp://u:{SECRET}#1@h/v", "percent-encode"),
     ("RABBITMQ_URL", f"amqp://u:{SECRET}?1@h/v", "percent-encode"),
     ("RABBITMQ_URL", f"amqp://u:{SECRET}@h:65536/v", "amqp://"),
+    ("RABBITMQ_URL", f"amqp://u:{SECRET}@h/v,", "comma-separated"),
+    ("RABBITMQ_URL", f"amqp://u:{SECRET}@h/v,,amqp://u:{SECRET}@h/v", "comma-separated"),
+    ("RABBITMQ_URL", f"amqp://u:{SECRET}@h/v;amqp://u:{SECRET}@h/v", "comma-separated"),
+    ("RABBITMQ_URL", f"amqp://u:{SECRET}@h/v,http://u:{SECRET}@h/v", "amqp://"),
+    ("RABBITMQ_URL", f"amqp://u:1,{SECRET}@h/v", "percent-encode"),
+    ("RABBITMQ_URL", f"amqp://u:{SECRET}@h/v?heartbeat=0", "heartbeat must be a whole number of seconds from 1 to 60"),
+    ("RABBITMQ_URL", f"amqp://u:{SECRET}@h/v?heartbeat=61", "from 1 to 60"),
+    ("RABBITMQ_URL", f"amqp://u:{SECRET}@h/v?heartbeat=", "from 1 to 60"),
+    ("RABBITMQ_URL", f"amqp://u:{SECRET}@h/v?heartbeat=2.5", "from 1 to 60"),
+    ("RABBITMQ_URL", f"amqp://u:{SECRET}@h/v?heartbeat=5&heartbeat=soon", "from 1 to 60"),
+    ("RABBITMQ_URL", f"amqp://u:{SECRET}@h/v,amqp://u:{SECRET}@h/v?heartbeat=-5", "from 1 to 60"),
 ]
 
 
@@ -138,6 +149,12 @@ def test_a_wrong_value_is_told_in_one_line_that_names_what_is_allowed(
     assert "\n" not in line
     assert SECRET not in line
     assert SECRET not in "".join(traceback.format_exception(refused.value))
+
+
+def test_the_nodes_of_a_cluster_are_told_apart_by_commas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BILLING_RABBITMQ_URL", "amqp://u:a%2Cb@one/v?heartbeat=60, amqps://u:p@two:5671/v")
+    assert load_settings().rabbitmq_urls == ("amqp://u:a%2Cb@one/v?heartbeat=60", "amqps://u:p@two:5671/v")
+    assert "a%2Cb" not in repr(load_settings())
 
 
 def test_every_setting_has_a_wrong_value_among_those_tried() -> None:
