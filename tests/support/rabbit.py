@@ -53,6 +53,20 @@ class Broker:
         """Return the address of a virtual host."""
         return f"amqp://{user}:{PASSWORD}@{self.address}/{vhost}"
 
+    def ctl(self, *arguments: str) -> str:
+        """Run rabbitmqctl; a failure is an error with what it said."""
+        done = subprocess.run(
+            [*self.rabbitmqctl, "--quiet", *arguments], capture_output=True, text=True, timeout=60, check=False
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"rabbitmqctl {' '.join(arguments)} failed: {done.stdout} {done.stderr}")
+        return done.stdout
+
+
+def folder_of(version: str) -> Path:
+    """Return the Debian folder that `scripts/broker` makes for a version."""
+    return Path(os.environ.get("BILLING_BROKERS") or "/var/cache/billing-brokers") / version
+
 
 def _chosen() -> Broker:
     """Return the broker that BILLING_TEST_RABBITMQ names; ports and nodes are those of `scripts/broker`."""
@@ -62,9 +76,8 @@ def _chosen() -> Broker:
         raise BrokerError(f"BILLING_TEST_RABBITMQ={version}: only {', '.join(filter(None, ports))} are known")
     command: tuple[str, ...] = ("rabbitmqctl",)
     if version is not None:
-        folder = Path(os.environ.get("BILLING_BROKERS") or "/var/cache/billing-brokers") / version
         node = f"billing{version.replace('.', '')}@localhost"
-        command = ("chroot", str(folder), "rabbitmqctl", "-n", node)
+        command = ("chroot", str(folder_of(version)), "rabbitmqctl", "-n", node)
     return Broker(version, ports[version], command)
 
 
@@ -105,13 +118,8 @@ QUEUES = ("orders.work", "orders.parking", *(f"orders.wait.{delay}" for delay in
 
 
 def rabbitmqctl(*arguments: str) -> str:
-    """Run rabbitmqctl; a failure is an error with what it said."""
-    done = subprocess.run(
-        [*BROKER.rabbitmqctl, "--quiet", *arguments], capture_output=True, text=True, timeout=60, check=False
-    )
-    if done.returncode != 0:
-        raise RuntimeError(f"rabbitmqctl {' '.join(arguments)} failed: {done.stdout} {done.stderr}")
-    return done.stdout
+    """Run rabbitmqctl on the shared broker; a failure is an error with what it said."""
+    return BROKER.ctl(*arguments)
 
 
 @contextmanager
@@ -217,15 +225,16 @@ class Rabbit:
 
 
 @asynccontextmanager
-async def rabbit_client(url: str) -> AsyncIterator[Rabbit]:
-    """Connect; at the end delete every queue and exchange of the virtual host."""
+async def rabbit_client(url: str, *, keep: bool = False) -> AsyncIterator[Rabbit]:
+    """Connect; at the end delete every queue and exchange of the virtual host, unless they are to be kept."""
     connection = await aio_pika.connect(url, client_properties={"connection_name": "test"})
     try:
         channel = await connection.channel(on_return_raises=True)
         yield Rabbit(url, connection, channel)
     finally:
         await connection.close()
-        await wipe(url)
+        if not keep:
+            await wipe(url)
 
 
 async def wipe(url: str) -> None:
