@@ -87,9 +87,18 @@ class OwnPostgres:
         await self.stop(mode)
         await self.start()
 
+    async def set(self, name: str, value: str) -> None:
+        """Change a setting of the running server, for the sessions that are there, too."""
+        await self.sql(f"alter system set {name} = {value}")
+        await self.sql("select pg_reload_conf()")
+
     async def sql(self, statement: str, *, database: str = DATABASE) -> list[Any]:
-        """Execute one statement as the superuser, on a connection of its own; return its rows."""
-        connection = await asyncpg.connect(f"postgresql://{OWNER}@127.0.0.1:{self.port}/{database}", timeout=10)
+        """Execute one statement as the superuser, on a connection of its own that may write; return its rows."""
+        connection = await asyncpg.connect(
+            f"postgresql://{OWNER}@127.0.0.1:{self.port}/{database}",
+            timeout=10,
+            server_settings={"default_transaction_read_only": "off"},
+        )
         try:
             return await connection.fetch(statement)
         finally:

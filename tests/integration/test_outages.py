@@ -1,0 +1,236 @@
+"""G7: the database is stopped, crashes, refuses, is full or takes no writes, in earnest, under a stream of messages.
+
+Each server here is a test's own. `resumed` is written into the test report: seconds from the return to the first
+settled message, and to readiness.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import asyncpg
+import pytest
+
+from tests.support.outages import stream
+from tests.support.own_postgres import OwnPostgres, StopMode, own_postgres, standby_of
+from tests.support.proxy import CutError, proxy_to
+from tests.support.rabbit import Rabbit
+from tests.support.waiting import eventually
+
+Record = Callable[[str, object], None]
+
+CUT_OFF = "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'billing'"
+
+
+@pytest.fixture
+async def postgres() -> AsyncIterator[OwnPostgres]:
+    """A server of the test's own."""
+    async with own_postgres() as server:
+        yield server
+
+
+@pytest.mark.guarantee("G7")
+@pytest.mark.parametrize("mode", ["fast", "immediate"])
+async def test_a_database_that_is_stopped_costs_nothing(
+    mode: StopMode, postgres: OwnPostgres, rabbit: Rabbit, record_property: Record
+) -> None:
+    """Away for several probes, with everything prefetched that may be."""
+    async with stream(postgres, rabbit) as seen:
+        await postgres.stop(mode)
+        await seen.is_told()
+        await eventually(lambda: rabbit.count("orders.work"), lambda ready: ready > 40)
+        await postgres.start()
+        record_property("resumed", await seen.resumes())
+        await seen.flows()
+        seen.opened_gradually()
+        assert max(seen.values("gate_opened", "probes")) >= 3
+        await seen.ends_well(postgres)
+
+
+@pytest.mark.guarantee("G7")
+async def test_a_database_that_restarts_again_and_again_costs_nothing(
+    postgres: OwnPostgres, rabbit: Rabbit, record_property: Record
+) -> None:
+    """F01: the pool is full of dead connections each time."""
+    modes: tuple[StopMode, ...] = ("fast", "immediate", "fast")
+    async with stream(postgres, rabbit) as seen:
+        for mode in modes:
+            await postgres.restart(mode)
+            record_property(f"resumed {mode}", await seen.resumes())
+            await seen.flows()
+        assert seen.values("gate_opened", "probes")
+        await seen.ends_well(postgres)
+
+
+@pytest.mark.guarantee("G7")
+async def test_a_database_that_gives_us_no_connection_costs_nothing(
+    postgres: OwnPostgres, rabbit: Rabbit, record_property: Record
+) -> None:
+    """Connections are refused to us alone."""
+    async with stream(postgres, rabbit) as seen:
+        await postgres.sql("alter role billing connection limit 0")
+        await postgres.sql(CUT_OFF)
+        await seen.is_told()
+        await postgres.sql("alter role billing connection limit -1")
+        record_property("resumed", await seen.resumes())
+        await seen.flows()
+        seen.opened_gradually()
+        await seen.ends_well(postgres)
+
+
+@pytest.mark.guarantee("G7")
+async def test_a_database_that_trusts_nobody_costs_nothing(
+    postgres: OwnPostgres, rabbit: Rabbit, record_property: Record
+) -> None:
+    """A wrong pg_hba.conf, put right again."""
+    rules = postgres.data / "pg_hba.conf"
+    text = rules.read_text()
+    async with stream(postgres, rabbit) as seen:
+        rules.write_text("host all billing all reject\n" + text)
+        await postgres.sql("select pg_reload_conf()")
+        await postgres.sql(CUT_OFF)
+        await seen.is_told()
+        rules.write_text(text)
+        await postgres.sql("select pg_reload_conf()")
+        record_property("resumed", await seen.resumes())
+        await seen.flows()
+        seen.opened_gradually()
+        await seen.ends_well(postgres)
+
+
+@pytest.mark.guarantee("G7")
+async def test_connections_that_others_have_taken_cost_nothing(
+    postgres: OwnPostgres, rabbit: Rabbit, record_property: Record
+) -> None:
+    """All but a superuser's are taken: "sorry, too many clients already"."""
+    postgres.settings["max_connections"] = "20"
+    await postgres.restart()
+    await postgres.sql("create role other login")
+    others: list[asyncpg.Connection] = []
+
+    async def take_all() -> None:
+        try:
+            while True:
+                others.append(await asyncpg.connect(postgres.url.replace("billing@", "other@")))
+        except asyncpg.TooManyConnectionsError:
+            return
+
+    async with stream(postgres, rabbit) as seen:
+        await take_all()
+
+        async def starve() -> bool:
+            await postgres.sql(CUT_OFF)
+            await take_all()
+            return bool(seen.values("gate_closed", "explanation")) and not await postgres.sql(
+                "select 1 from pg_stat_activity where usename = 'billing'"
+            )
+
+        await eventually(starve, bool)
+        await seen.is_told()
+        for other in others:
+            await other.close()
+        record_property("resumed", await seen.resumes())
+        await seen.flows()
+        seen.opened_gradually()
+        await seen.ends_well(postgres)
+
+
+@pytest.mark.guarantee("G7")
+async def test_a_database_that_takes_no_writes_costs_nothing(
+    postgres: OwnPostgres, rabbit: Rabbit, record_property: Record
+) -> None:
+    """Sessions stay as they are and read on: only what is written is refused."""
+    async with stream(postgres, rabbit) as seen:
+        await postgres.set("default_transaction_read_only", "on")
+        await seen.is_told()
+        await postgres.set("default_transaction_read_only", "off")
+        record_property("resumed", await seen.resumes())
+        await seen.flows()
+        seen.opened_gradually()
+        await seen.ends_well(postgres)
+
+
+@pytest.mark.guarantee("G7")
+@pytest.mark.parametrize("cut", [True, False], ids=["cut", "left open"])
+async def test_a_failover_costs_nothing(
+    cut: bool, postgres: OwnPostgres, rabbit: Rabbit, record_property: Record
+) -> None:
+    """The old primary takes no writes, its copy is promoted, the address leads there; old connections may stay."""
+    async with (
+        standby_of(postgres) as standby,
+        proxy_to("127.0.0.1", postgres.port) as proxy,
+        stream(
+            postgres, rabbit, database_url=postgres.url.replace(str(postgres.port), str(proxy.listening_on))
+        ) as seen,
+    ):
+        await postgres.set("default_transaction_read_only", "on")
+        await seen.is_told()
+
+        async def behind() -> bool:
+            [row] = await postgres.sql("select pg_current_wal_lsn() <> replay_lsn from pg_stat_replication")
+            return row[0]
+
+        await eventually(behind, lambda lags: not lags)
+        await standby.sql("select pg_promote()")
+        proxy.port = standby.port
+        if cut:
+            await proxy.cut()
+        record_property("resumed", await seen.resumes())
+        await seen.flows()
+        seen.opened_gradually()
+        await seen.ends_well(standby)
+        assert (await postgres.sql("select count(*) from processed_messages"))[0][0] < seen.sent
+
+
+@pytest.mark.guarantee("G7")
+async def test_database_and_broker_lost_at_once_lose_and_double_nothing(
+    postgres: OwnPostgres, rabbit: Rabbit, record_property: Record
+) -> None:
+    """The deliveries in hand are lost with their channel and come again, each alone."""
+    broker = int(rabbit.url.rsplit(":", 1)[1].split("/")[0])
+    async with (
+        proxy_to("127.0.0.1", postgres.port) as to_database,
+        proxy_to("127.0.0.1", broker) as to_broker,
+        stream(
+            postgres,
+            rabbit,
+            database_url=postgres.url.replace(str(postgres.port), str(to_database.listening_on)),
+            broker_url=rabbit.url.replace(str(broker), str(to_broker.listening_on)),
+        ) as seen,
+    ):
+        await asyncio.gather(to_database.go_away(), to_broker.go_away())
+        await seen.is_told()
+        to_database.accepting = to_broker.accepting = True
+        record_property("resumed", await seen.resumes())
+        await seen.flows()
+        await seen.ends_well(postgres, redelivered=True)
+
+
+@pytest.mark.guarantee("G2")
+@pytest.mark.parametrize("applied", [False, True], ids=["not applied", "applied"])
+async def test_a_commit_whose_answer_is_lost_is_neither_doubled_nor_lost(
+    applied: bool, postgres: OwnPostgres, rabbit: Rabbit
+) -> None:
+    """The connection is cut just before COMMIT reaches the server, or just before its answer comes back."""
+    lost = 0
+    async with proxy_to("127.0.0.1", postgres.port) as proxy:
+
+        def lose(data: bytes) -> None:
+            nonlocal lost
+            if (b"COMMIT\0" if applied else b"commit\0") in data and seen.sent % 5 == 0 and lost < 20:
+                lost += 1
+                raise CutError
+
+        url = postgres.url.replace(str(postgres.port), str(proxy.listening_on))
+        async with stream(postgres, rabbit, database_url=url) as seen:
+            if applied:
+                proxy.on_answer = lose
+            else:
+                proxy.on_request = lose
+            await eventually(lambda: _value(lost), lambda n: n == 20, within=40)
+            await seen.flows()
+            await seen.ends_well(postgres)
+            assert (seen.outcomes().get("duplicate", 0) > 0) == applied
+
+
+async def _value(number: int) -> int:
+    return number
