@@ -29,9 +29,24 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(slots=True)
-class _Waiting:
-    turn: asyncio.Future[bool]
+class Turn:
+    """One delivery's way through the gate.
+
+    Attributes:
+        is_hopeless: tells that waiting has lost its sense.
+        opening: the gate's opening by which it came in. What an execution meets tells of the time since then only: one
+            that began before an outage neither ends it nor begins another.
+        answer: whether it came, once that is known.
+    """
+
     is_hopeless: Callable[[], bool]
+    opening: int = 0
+    answer: asyncio.Future[bool] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    @property
+    def came(self) -> bool:
+        """Tell whether it may go in: it was neither sent away nor cancelled."""
+        return self.answer.done() and not self.answer.cancelled() and self.answer.result()
 
 
 @dataclass(slots=True)
@@ -58,8 +73,10 @@ class Gate:
     _limit: int = field(init=False)
     _inside: int = 0
     _alone_inside: bool = False
-    _alone: deque[_Waiting] = field(default_factory=deque)
-    _others: deque[_Waiting] = field(default_factory=deque)
+    _opening: int = 0
+    _inside_since_opening: int = 0
+    _alone: deque[Turn] = field(default_factory=deque)
+    _others: deque[Turn] = field(default_factory=deque)
     _failures: int = 0
     _reopening: asyncio.Task[None] | None = None
 
@@ -69,27 +86,29 @@ class Gate:
         self.metrics.gate_open.set(1)
 
     @asynccontextmanager
-    async def turn(self, *, alone: bool, is_hopeless: Callable[[], bool]) -> AsyncIterator[bool]:
-        """Wait for a turn; yield whether it has come.
+    async def turn(self, *, alone: bool, is_hopeless: Callable[[], bool]) -> AsyncIterator[Turn]:
+        """Wait for a turn; yield it, whether it has come or not.
 
         Args:
             alone: nobody else is inside meanwhile; who is alone goes before all others.
             is_hopeless: tells that waiting has lost its sense; asked while the gate is closed, and by `sweep`.
         """
-        waiting = _Waiting(asyncio.get_running_loop().create_future(), is_hopeless)
-        (self._alone if alone else self._others).append(waiting)
+        turn = Turn(is_hopeless)
+        (self._alone if alone else self._others).append(turn)
         self._let_in()
         try:
-            yield await waiting.turn
+            await turn.answer
+            yield turn
         finally:
-            if waiting.turn.done() and not waiting.turn.cancelled() and waiting.turn.result():
+            if turn.came:
                 self._inside -= 1
+                self._inside_since_opening -= turn.opening == self._opening
                 self._alone_inside = False  # whoever leaves was alone, or nobody is
                 self._let_in()
 
-    def close(self, why: str) -> None:
-        """Keep everybody out until a probe succeeds: an execution has met an outage."""
-        if self.is_open:
+    def close(self, why: str, turn: Turn | None = None) -> None:
+        """Keep everybody out until a probe succeeds: the execution of `turn`, or whoever looks, has met an outage."""
+        if self.is_open and (turn is None or turn.opening == self._opening):
             self.is_open = False
             self._limit = 1
             self._failures += 1
@@ -97,18 +116,19 @@ class Gate:
             log.warning("gate_closed", explanation=why)
             self._reopening = asyncio.get_running_loop().create_task(self._reopen(), name="gate")
 
-    def succeeded(self) -> None:
-        """Let one more in at once, up to the capacity: an execution has met no outage."""
-        self._failures = 0
-        if self._limit < self.capacity:
-            self._limit += 1
-            self._let_in()
+    def succeeded(self, turn: Turn) -> None:
+        """Let one more in at once, up to the capacity: the execution of `turn` has met no outage."""
+        if self.is_open and turn.opening == self._opening:
+            self._failures = 0
+            if self._limit < self.capacity:
+                self._limit += 1
+                self._let_in()
 
     def sweep(self) -> None:
         """Send away those for whom waiting has become hopeless."""
         for waiting in (*self._alone, *self._others):
-            if not waiting.turn.done() and waiting.is_hopeless():
-                waiting.turn.set_result(False)
+            if not waiting.answer.done() and waiting.is_hopeless():
+                waiting.answer.set_result(False)
 
     async def _reopen(self) -> None:
         while not self.stopping.is_set():
@@ -118,6 +138,8 @@ class Gate:
             self.sweep()
             if await self._answers():
                 self.is_open = True
+                self._opening += 1
+                self._inside_since_opening = 0
                 self.metrics.gate_open.set(1)
                 log.info("gate_opened", probes=self._failures)
                 self._let_in()
@@ -133,11 +155,11 @@ class Gate:
             return False
 
     def _let_in(self) -> None:
-        while self.is_open and self._inside < self._limit and not self._alone_inside:
+        while self._has_room():
             queue = self._alone or self._others
             if not queue:
                 return
-            if queue[0].turn.done():  # sent away, or cancelled
+            if queue[0].answer.done():  # sent away, or cancelled
                 queue.popleft()
                 continue
             if queue is self._alone:
@@ -145,4 +167,16 @@ class Gate:
                     return  # it waits for those inside, and everybody else for it
                 self._alone_inside = True
             self._inside += 1
-            queue.popleft().turn.set_result(True)
+            self._inside_since_opening += 1
+            turn = queue.popleft()
+            turn.opening = self._opening
+            turn.answer.set_result(True)
+
+    def _has_room(self) -> bool:
+        """Tell whether one more may come in; who is left from before an outage, perhaps hanging, keeps nobody out."""
+        return (
+            self.is_open
+            and self._inside < self.capacity
+            and self._inside_since_opening < self._limit
+            and not self._alone_inside
+        )

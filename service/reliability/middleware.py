@@ -108,20 +108,20 @@ class Reliability:
         contests = 0
         # A delivery whose channel is lost comes again: executed here as well, it would be one execution too many.
         while not is_hopeless():
-            async with self.gate.turn(alone=envelope.redelivered, is_hopeless=is_hopeless) as came:
-                if not came or is_hopeless():
+            async with self.gate.turn(alone=envelope.redelivered, is_hopeless=is_hopeless) as turn:
+                if not turn.came or is_hopeless():
                     break
                 try:
                     execute = self._execute_marked if envelope.redelivered else self._execute
                     outcome = await execute(call_next, message, envelope, subscription, message_id)
                 except DatabaseUnavailableError as error:
                     self._hold(message_id, error)
-                    self.gate.close(str(error))
+                    self.gate.close(str(error), turn)
                     continue
                 except ClaimContestedError as error:
                     self._hold(message_id, error)
                 else:
-                    self.gate.succeeded()
+                    self.gate.succeeded(turn)
                     return outcome
             contests += 1
             await self.stopping.pause(

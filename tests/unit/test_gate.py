@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from service.reliability.gate import Gate
+from service.reliability.gate import Gate, Turn
 from service.reliability.stopping import Stopping
 from service.telemetry import Metrics
 from tests.support.waiting import eventually
@@ -22,6 +22,7 @@ class Bench:
         self.hopeless = False
         self.inside: list[str] = []
         self.sent_away: list[str] = []
+        self.turns: dict[str, Turn] = {}
         self.most_inside = 0
         self.leave = asyncio.Event()
         self.metrics = Metrics()
@@ -46,8 +47,9 @@ class Bench:
         """Start a delivery's way through the gate."""
 
         async def deliver() -> None:
-            async with self.gate.turn(alone=alone, is_hopeless=lambda: self.hopeless) as came:
-                if not came:
+            async with self.gate.turn(alone=alone, is_hopeless=lambda: self.hopeless) as turn:
+                self.turns[name] = turn
+                if not turn.came:
                     self.sent_away.append(name)
                     return
                 self.inside.append(name)
@@ -56,7 +58,7 @@ class Bench:
                     await (self.leave.wait() if stay else asyncio.sleep(0.001))
                 finally:
                     self.inside.remove(name)
-                self.gate.succeeded()
+                self.gate.succeeded(turn)
 
         return asyncio.create_task(deliver())
 
@@ -148,6 +150,58 @@ async def test_after_an_outage_each_success_lets_one_more_in() -> None:
         bench.leave.set()
         await first
     assert together == [1, 2, 3, 4]
+
+
+async def test_who_was_inside_before_an_outage_does_not_speed_up_the_opening() -> None:
+    """A database at its limit serves those that it has: their success let everybody in at once."""
+    bench = Bench(capacity=4)
+    before = [bench.arrive(name) for name in "abc"]
+    await bench.settle()
+    bench.answers = False
+    bench.gate.close("too many connections", bench.turns["a"])
+    bench.leave.set()
+    await asyncio.gather(*before)
+    bench.leave.clear()
+    after = [bench.arrive(name) for name in "defg"]
+    bench.answers = True
+    await eventually(_value(lambda: bench.gate.is_open), bool, every=0.001)
+    await bench.settle()
+    assert bench.inside == ["d"]
+    bench.leave.set()
+    await asyncio.gather(*after)
+
+
+async def test_who_was_inside_before_an_outage_keeps_nobody_out_after_it() -> None:
+    """One connection of many was lost: a handler that takes its time, or hangs, stopped all others for as long."""
+    bench = Bench(capacity=3)
+    before = [bench.arrive(name) for name in "ab"]
+    await bench.settle()
+    bench.gate.close("gone", bench.turns["a"])
+    after = [bench.arrive(name) for name in "cd"]
+    await eventually(_value(lambda: bench.gate.is_open), bool, every=0.001)
+    await bench.settle()
+    assert bench.inside == ["a", "b", "c"], "one more, and as many as there is room"
+    bench.leave.set()
+    await asyncio.gather(*before, *after)
+    assert bench.most_inside == 3
+
+
+async def test_who_was_inside_before_an_outage_does_not_tell_of_another() -> None:
+    """Connections that died with the server are found dead one after another, some long after its return."""
+    bench = Bench(capacity=3)
+    before = bench.arrive("a")
+    await bench.settle()
+    bench.gate.close("gone", bench.turns["a"])
+    await eventually(_value(lambda: bench.gate.is_open), bool, every=0.001)
+    bench.gate.close("gone, says one who hung", bench.turns["a"])
+    assert bench.gate.is_open
+    bench.leave.set()
+    await before
+    after = bench.arrive("b")
+    await after
+    bench.gate.close("gone again", bench.turns["b"])
+    assert not bench.gate.is_open
+    bench.stopping.set()
 
 
 async def test_who_waits_for_nothing_is_sent_away() -> None:
