@@ -322,17 +322,21 @@ class Service:
             await self._declare()
 
     async def _database_answers(self) -> bool:
-        return self._gate.is_open and bool(await self._pool.fetchval("select true"))
+        if self._gate.is_open and not await database.takes_writes(self._pool):
+            self._gate.close("the database takes no writes")
+        return self._gate.is_open
 
     async def _database_is_back(self) -> bool:
-        """Ask on a new connection, since the pool's may be dead without knowing, and begin anew with the pool."""
+        """Ask on a new connection, and if so begin anew with the others: they may be dead, or lead elsewhere."""
         connection = await database.connect(self._database_url, "probe")
         try:
-            takes_writes = bool(await connection.fetchval("select not current_setting('transaction_read_only')::bool"))
+            is_back = await database.takes_writes(connection)
         finally:
             await connection.close(timeout=1)
-        await self._pool.expire_connections()
-        return takes_writes
+        if is_back:
+            await self._pool.expire_connections()
+            self._relay.renew()
+        return is_back
 
     async def _relay_works(self) -> bool:
         return self._relay.is_alive()

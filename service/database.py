@@ -46,6 +46,11 @@ async def connect(url: str, purpose: str) -> asyncpg.Connection:
     )
 
 
+async def takes_writes(connection: asyncpg.Connection | asyncpg.Pool) -> bool:
+    """Tell whether the server takes writes: a standby does not, nor does a primary that is being failed over."""
+    return bool(await connection.fetchval("select not current_setting('transaction_read_only')::bool"))
+
+
 async def require_current_schema(connection: asyncpg.Connection | Any) -> None:
     """Check that the tables are those of this version, or of a later one.
 

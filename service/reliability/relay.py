@@ -72,6 +72,7 @@ class Relay:
     state: RelayState = RelayState.DOWN
     _stopping: Stopping = field(default_factory=Stopping)
     _wakeup: asyncio.Event = field(default_factory=asyncio.Event)
+    _lost: asyncio.Event = field(default_factory=asyncio.Event)
     _seen_alive: float = 0.0
 
     def wake(self) -> None:
@@ -82,6 +83,11 @@ class Relay:
         """Tell whether the relay works or stands by, and was seen doing so lately."""
         age = asyncio.get_running_loop().time() - self._seen_alive
         return self.state is not RelayState.DOWN and age < STALE_AFTER
+
+    def renew(self) -> None:
+        """Go on with a new connection when what is in flight is recorded: the old one may lead to an old primary."""
+        self._lost.set()
+        self.wake()
 
     def stop(self) -> None:
         """Stop when the batch in hand is recorded and one more is sent: what was committed meanwhile."""
@@ -107,7 +113,7 @@ class Relay:
     async def _session(self) -> None:
         """Relay or stand by on one database connection, until it is lost or the service stops."""
         connection = await self.connect()
-        lost = asyncio.Event()
+        lost = self._lost = asyncio.Event()
 
         def notice_loss(_connection: Connection) -> None:
             lost.set()

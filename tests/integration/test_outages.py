@@ -12,8 +12,9 @@ import pytest
 
 from tests.support.outages import stream
 from tests.support.own_postgres import OwnPostgres, StopMode, own_postgres, standby_of
-from tests.support.proxy import CutError, proxy_to
-from tests.support.rabbit import Rabbit
+from tests.support.proxy import CutError, Proxy, proxy_to
+from tests.support.rabbit import EVENTS, Rabbit
+from tests.support.stock import TABLES, TYPE, settings, stock_service
 from tests.support.waiting import eventually
 
 Record = Callable[[str, object], None]
@@ -23,9 +24,17 @@ CUT_OFF = "select pg_terminate_backend(pid) from pg_stat_activity where usename 
 
 @pytest.fixture
 async def postgres() -> AsyncIterator[OwnPostgres]:
-    """A server of the test's own."""
+    """A server of the test's own, with the stock's tables."""
     async with own_postgres() as server:
+        connection = await asyncpg.connect(server.url)
+        await connection.execute(TABLES)
+        await connection.close()
         yield server
+
+
+def through(proxy: Proxy, postgres: OwnPostgres) -> str:
+    """Return the way to the database that leads through the proxy."""
+    return postgres.url.replace(str(postgres.port), str(proxy.listening_on))
 
 
 @pytest.mark.guarantee("G7")
@@ -158,9 +167,7 @@ async def test_a_failover_costs_nothing(
     async with (
         standby_of(postgres) as standby,
         proxy_to("127.0.0.1", postgres.port) as proxy,
-        stream(
-            postgres, rabbit, database_url=postgres.url.replace(str(postgres.port), str(proxy.listening_on))
-        ) as seen,
+        stream(postgres, rabbit, database_url=through(proxy, postgres)) as seen,
     ):
         await postgres.set("default_transaction_read_only", "on")
         await seen.is_told()
@@ -193,7 +200,7 @@ async def test_database_and_broker_lost_at_once_lose_and_double_nothing(
         stream(
             postgres,
             rabbit,
-            database_url=postgres.url.replace(str(postgres.port), str(to_database.listening_on)),
+            database_url=through(to_database, postgres),
             broker_url=rabbit.url.replace(str(broker), str(to_broker.listening_on)),
         ) as seen,
     ):
@@ -220,8 +227,7 @@ async def test_a_commit_whose_answer_is_lost_is_neither_doubled_nor_lost(
                 lost += 1
                 raise CutError
 
-        url = postgres.url.replace(str(postgres.port), str(proxy.listening_on))
-        async with stream(postgres, rabbit, database_url=url) as seen:
+        async with stream(postgres, rabbit, database_url=through(proxy, postgres)) as seen:
             if applied:
                 proxy.on_answer = lose
             else:
@@ -234,3 +240,24 @@ async def test_a_commit_whose_answer_is_lost_is_neither_doubled_nor_lost(
 
 async def _value(number: int) -> int:
     return number
+
+
+@pytest.mark.guarantee("G7")
+async def test_nothing_stays_at_the_old_primary_after_a_failover_while_nothing_happens(
+    postgres: OwnPostgres, rabbit: Rabbit
+) -> None:
+    """No message meets the change, and no connection is cut: readiness notices, and the relay moves, too."""
+    await rabbit.collect_events()
+    async with (
+        standby_of(postgres) as standby,
+        proxy_to("127.0.0.1", postgres.port) as proxy,
+        stock_service(settings(through(proxy, postgres), rabbit.url), watch=postgres.url) as stock,
+    ):
+        await postgres.set("default_transaction_read_only", "on")
+        await eventually(stock.is_ready, lambda ready: not ready)
+        await standby.sql("select pg_promote()")
+        proxy.port = standby.port
+        await eventually(stock.is_ready, bool)
+        await rabbit.publish(TYPE, b'{"sku": "nail"}')
+        await eventually(lambda: rabbit.count(EVENTS), lambda n: n == 1)
+        assert [tuple(row) for row in await standby.sql("select quantity from stock")] == [(100,)]

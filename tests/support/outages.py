@@ -7,14 +7,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import asyncpg
 import httpx
 import structlog
 
 from service.app import BillingUnitOfWork
 from tests.support.own_postgres import OwnPostgres, free_port
 from tests.support.rabbit import Rabbit
-from tests.support.stock import TABLES, TYPE, Received, StockService, add, settings, stock_service
+from tests.support.stock import TYPE, Received, StockService, add, settings, stock_service
 from tests.support.waiting import eventually
 
 PAUSE = 0.02
@@ -152,14 +151,11 @@ async def stream(
     """Run the service, where one failed attempt would park a message, and publish without a pause to speak of.
 
     Args:
-        postgres: the database, the stock's tables included at the end of this.
+        postgres: the database, with the stock's tables.
         rabbit: where messages come from and events go to.
         database_url, broker_url: the service's ways to them, where these are others.
         changes: of the settings.
     """
-    connection = await asyncpg.connect(postgres.url)
-    await connection.execute(TABLES)
-    await connection.close()
     await rabbit.collect_events()
     port = free_port()
     configuration = settings(

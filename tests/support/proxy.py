@@ -48,6 +48,12 @@ class Proxy:
         self._connections.add(task)
         task.add_done_callback(self._connections.discard)
 
+    def strand(self) -> None:
+        """Pass nothing more on the connections that there are, for ever; new ones pass."""
+        self.passing.clear()
+        self.passing = asyncio.Event()
+        self.passing.set()
+
     async def cut(self) -> None:
         """Cut every connection; new ones are another matter."""
         for task in self._connections:
@@ -66,8 +72,8 @@ class Proxy:
                 server_reader, server_writer = await asyncio.open_connection(self.host, self.port)
                 ends.append(server_writer)
                 await asyncio.gather(
-                    self._pass(reader, server_writer),
-                    self._pass(server_reader, writer, answers=True),
+                    self._pass(reader, server_writer, self.passing),
+                    self._pass(server_reader, writer, self.passing, answers=True),
                 )
         except (OSError, CutError):
             pass
@@ -75,9 +81,9 @@ class Proxy:
             for end in ends:
                 end.transport.abort()
 
-    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, answers: bool = False) -> None:
+    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, passing: asyncio.Event, *, answers: bool = False) -> None:
         while data := await source.read(65536):
-            await self.passing.wait()
+            await passing.wait()
             (self.on_answer if answers else self.on_request)(data)
             sink.write(data)
             await sink.drain()
