@@ -95,7 +95,7 @@ async def test_a_lost_connection_is_opened_at_the_next_host_and_comes_round(rabb
         ) as link:
             for lost in (first, second, first):
                 channel = await link.channel()
-                await lost.end()
+                await lost.cut()
                 wire = await channel.get_underlay_channel()
                 await asyncio.wait([wire.connection.closing])
             await link.channel()

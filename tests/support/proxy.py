@@ -1,4 +1,4 @@
-"""Hosts that fail: a TCP proxy that falls silent, cuts, refuses and leads elsewhere, and an address that answers never."""
+"""Hosts that fail: a TCP proxy that falls silent, cuts and leads elsewhere, and an address that answers never."""
 
 import asyncio
 import socket
@@ -81,7 +81,9 @@ class Proxy:
             for end in ends:
                 end.transport.abort()
 
-    async def _pass(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, passing: asyncio.Event, *, answers: bool = False) -> None:
+    async def _pass(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, passing: asyncio.Event, *, answers: bool = False
+    ) -> None:
         while data := await source.read(65536):
             await passing.wait()
             (self.on_answer if answers else self.on_request)(data)
