@@ -15,8 +15,8 @@ from tests.support.stock import settings, stock_service
 async def test_whatever_is_on_the_wire_is_processed_or_parked(
     stock_url: str, rabbit: Rabbit, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Batches of random messages, good ones between them; tests/longer has many more."""
-    batches = draw_batches(8, 20)
+    """Batches of random messages, good ones between them."""
+    batches = draw_batches(6, 25)
     await rabbit.collect_events()
     await rabbit.channel.declare_queue(TRAP, durable=True)
     caplog.set_level(logging.WARNING)

@@ -26,7 +26,7 @@ OTHER_PROPERTIES = 14 + 8 * 256 + 32
 ADDED = 3000
 """Bytes that a parked copy's headers have at most beyond the producer's."""
 
-_HARMLESS = {"consumer_started", "message_parked", "delivery_settled"}
+_HARMLESS = {"consumer_started", "message_parked", "delivery_settled", "relay_state_changed"}
 
 
 @dataclass(slots=True)
