@@ -81,6 +81,13 @@ def whole_topology(family: QueueFamily) -> Topology:
     return family.topology + Topology(exchanges=(Exchange(contract.BILLING_EXCHANGE, "topic"),))
 
 
+def consumers(settings: Settings) -> dict[str, str]:
+    """Return for each event type the name of its consumer in the inbox."""
+    inbound = Inbound(RabbitBroker(logger=None), orders_family(settings))
+    handlers.subscribe(inbound)
+    return inbound.consumers
+
+
 def published_contract(subscribe: Callable[[Inbound], None] = handlers.subscribe) -> str:
     """Return the AsyncAPI document: the published one, with the defaults, whatever an instance is configured to."""
     settings = default_settings()

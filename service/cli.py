@@ -8,35 +8,28 @@ import json
 import shlex
 import signal
 import sys
-from collections.abc import Coroutine
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 from uuid import UUID
 
 import structlog
 import typer
-import uvloop
 from aio_pika import DeliveryMode, Message
-from aio_pika.exceptions import AMQPError
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
-from service import contract, database, samples
+from service import contract, database, parking, samples
 from service.app import Service, orders_family, published_contract, whole_topology
+from service.console import AsJson, broker_link, fail, read_settings, run_to_the_end
 from service.demo import main as demo_main
 from service.demo.errors import DemoError
 from service.demo.servers import DATABASE, VHOST, Servers, beside
 from service.reliability import topology
 from service.reliability.errors import ReliabilityError
-from service.reliability.hosts import Hosts
-from service.reliability.link import BrokerLink
-from service.reliability.parking import list_parked
 from service.reliability.publisher import Confirmed, ConfirmingPublisher
-from service.settings import Settings, SettingsError, load_settings, unknown_settings
+from service.settings import Settings, SettingsError, unknown_settings
 from service.status import read_status
-from service.telemetry import configure_logging
 
 app = typer.Typer(
     name="billing",
@@ -46,16 +39,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 topology_app = typer.Typer(help="The exchanges and queues on the broker.", no_args_is_help=True)
-parking_app = typer.Typer(help="The messages put aside for people.", no_args_is_help=True)
 app.add_typer(topology_app, name="topology")
-app.add_typer(parking_app, name="parking")
+app.add_typer(parking.app, name="parking")
 
 log = structlog.get_logger(__name__)
-
-WIDE = 240
-"""Columns of a table in a pipe."""
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
 def main() -> None:
@@ -63,7 +50,7 @@ def main() -> None:
     try:
         app()
     except SettingsError as error:
-        _fail(str(error), code=2)
+        fail(str(error), code=2)
 
 
 @app.command()
@@ -74,25 +61,25 @@ def run(
     ] = False,
 ) -> None:
     """Run the service until SIGTERM or Ctrl-C."""
-    settings = _settings(news=True)
-    _run(_serve(settings, migrate_first=migrate_first))
+    settings = read_settings(news=True)
+    run_to_the_end(_serve(settings, migrate_first=migrate_first))
 
 
 @app.command()
 def migrate() -> None:
     """Bring the database schema to this version; safe to run in several places at once."""
-    settings = _settings()
+    settings = read_settings()
     try:
         database.migrate(settings.database_url.get_secret_value())
     except ReliabilityError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 @app.command()
 def status(*, as_json: AsJson = False) -> None:
     """Show queues, outbox and relay; exit 1 where a server cannot be asked or a queue is missing."""
-    settings = _settings()
-    report = _run(read_status(settings, orders_family(settings)))
+    settings = read_settings()
+    report = run_to_the_end(read_status(settings, orders_family(settings)))
     if as_json:
         print(json.dumps(asdict(report)))
     else:
@@ -101,7 +88,7 @@ def status(*, as_json: AsJson = False) -> None:
             table.add_row(name, value)
         Console().print(table)
     if report.problems:
-        _fail("; ".join(report.problems))
+        fail("; ".join(report.problems))
 
 
 @app.command()
@@ -119,7 +106,7 @@ def publish(
 
     The body of a file is sent as it is, so that wrong ones can be tried.
     """
-    settings = _settings()
+    settings = read_settings()
     if event_type not in contract.ORDER_EVENTS:
         raise typer.BadParameter(f"{event_type!r} is not one of {', '.join(contract.ORDER_EVENTS)}")
     if count > 1 and (file, message_id, order_id) != (None, None, None):
@@ -130,7 +117,7 @@ def publish(
         bodies = [_read(file)] if file is not None else [_sample(event_type, order_id) for _ in range(count)]
     except OSError as error:
         raise typer.BadParameter(f"{file}: {error.strerror}") from None
-    _run(_publish(settings, event_type, bodies, message_id))
+    run_to_the_end(_publish(settings, event_type, bodies, message_id))
 
 
 @app.command()
@@ -139,7 +126,7 @@ def asyncapi() -> None:
     try:
         print(published_contract(), end="")
     except FileNotFoundError as error:
-        _fail(str(error))
+        fail(str(error))
 
 
 @app.command()
@@ -153,19 +140,19 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Show what the service guarantees: orders, crashes, restarts, an audit; wipes a database and vhost of its own."""
-    settings = _settings()
+    settings = read_settings()
     try:
         servers = Servers(
             database_url or beside(settings.database_url.get_secret_value(), DATABASE),
             rabbitmq_url or beside(settings.rabbitmq_urls[0], VHOST),
         )
     except DemoError as error:
-        _fail(str(error), code=2)
+        fail(str(error), code=2)
     command = shlex.split(service_command) or demo_main.SERVICE
     try:
-        holds = _run(demo_main.run(demo_main.Options(servers, orders, as_json, keep, command)))
+        holds = run_to_the_end(demo_main.run(demo_main.Options(servers, orders, as_json, keep, command)))
     except DemoError as error:
-        _fail(str(error))
+        fail(str(error))
     raise typer.Exit(0 if holds else 1)
 
 
@@ -185,41 +172,6 @@ def topology_check() -> None:
         print("topology is as wanted (bindings and policies are not compared)", file=sys.stderr)
 
 
-@parking_app.command("list")
-def parking_list(
-    *,
-    limit: Annotated[int, typer.Option(min=1, help="Messages to look at, from the oldest.")] = 1000,
-    as_json: AsJson = False,
-) -> None:
-    """List the parked messages: how many, why, which. Nothing is taken out."""
-    settings = _settings()
-
-    async def look() -> Any:
-        async with _link(settings, "billing-parking") as link:
-            return await list_parked(link, orders_family(settings).parking, limit)
-
-    parked = _run(look())
-    if as_json:
-        print(
-            json.dumps(
-                {"total": parked.total, "reasons": parked.reasons, "messages": [asdict(m) for m in parked.messages]}
-            )
-        )
-        return
-    reasons = ", ".join(f"{reason}: {number}" for reason, number in parked.reasons.items())
-    print(f"{parked.total} parked" + (f" ({reasons})" if reasons else ""))
-    if parked.messages:
-        table = Table()
-        for heading in ("message id", "type", "reason", "executed", "parked at", "explanation"):
-            table.add_column(heading, overflow="fold")
-        for m in parked.messages:
-            cells = (m.message_id, m.type, m.reason, m.attempts, (m.parked_at or "")[:19], m.explanation)
-            table.add_row(*(Text("" if cell is None else str(cell)) for cell in cells))  # a stranger's: no markup
-        Console(width=None if sys.stdout.isatty() else WIDE).print(table)
-    if parked.total > len(parked.messages):
-        print(f"showing the oldest {len(parked.messages)}: see --limit", file=sys.stderr)
-
-
 async def _serve(settings: Settings, *, migrate_first: bool) -> None:
     service = Service(settings)
     loop = asyncio.get_running_loop()
@@ -237,7 +189,7 @@ async def _serve(settings: Settings, *, migrate_first: bool) -> None:
 
 
 async def _publish(settings: Settings, event_type: str, bodies: list[bytes], message_id: str | None) -> None:
-    async with _link(settings, "billing-cli") as link:
+    async with broker_link(settings, "billing-cli") as link:
         publisher = ConfirmingPublisher(link, settings.confirm_timeout)
         for body in bodies:
             message = Message(
@@ -250,38 +202,18 @@ async def _publish(settings: Settings, event_type: str, bodies: list[bytes], mes
             )
             publication = await publisher.publish(message, contract.ORDERS_EXCHANGE, event_type)
             if not isinstance(publication, Confirmed):
-                _fail(f"{type(publication).__name__.lower()}: {publication.explanation}")
+                fail(f"{type(publication).__name__.lower()}: {publication.explanation}")
             print(message.message_id)
 
 
 def _with_topology(act: Any) -> Any:
-    settings = _settings()
+    settings = read_settings()
 
     async def on_broker() -> Any:
-        async with _link(settings, "billing-topology") as link:
+        async with broker_link(settings, "billing-topology") as link:
             return await act(link, whole_topology(orders_family(settings)))
 
-    return _run(on_broker())
-
-
-def _run(coroutine: Coroutine[Any, Any, Any]) -> Any:
-    """Run to the end; failures that a person can do something about become one line and exit code 1."""
-    try:
-        return uvloop.run(coroutine)
-    except (ReliabilityError, AMQPError, OSError, TimeoutError) as error:
-        _fail(str(error) or type(error).__name__)
-
-
-def _settings(*, news: bool = False) -> Settings:
-    """Read the settings and start logging; a command that says on stderr what it did logs no news beside it."""
-    settings = load_settings()
-    level = settings.log_level if news or settings.log_level != "INFO" else "WARNING"
-    configure_logging(level, settings.log_format)
-    return settings
-
-
-def _link(settings: Settings, name: str) -> BrokerLink:
-    return BrokerLink(Hosts(settings.rabbitmq_urls), name)
+    return run_to_the_end(on_broker())
 
 
 def _sample(event_type: str, order_id: UUID | None) -> bytes:
@@ -290,8 +222,3 @@ def _sample(event_type: str, order_id: UUID | None) -> bytes:
 
 def _read(file: Path) -> bytes:
     return sys.stdin.buffer.read() if str(file) == "-" else file.read_bytes()
-
-
-def _fail(text: str, code: int = 1) -> NoReturn:
-    print(f"billing: {text}", file=sys.stderr)
-    raise SystemExit(code)

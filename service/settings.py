@@ -105,16 +105,22 @@ class Settings(BaseSettings):
     outbox_retention: Days = Field(timedelta(days=7), gt=timedelta(0), description="days")
     replay_horizon: Days = Field(timedelta(days=14), ge=timedelta(0), description="days")
     topology: Literal["declare", "verify"] = Field("declare", description="'declare' or 'verify'")
+    redacted_fields: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], NoDecode] = Field(
+        ("customer_id", "payment_reference"),
+        description="comma-separated names of JSON fields and headers that 'billing parking show' leaves out",
+    )
     max_body_bytes: int = Field(16 * 1024 * 1024, ge=1024, description="bytes, from 1024")
     http_host: str = Field("127.0.0.1", min_length=1, description="an address to listen on")
     http_port: int = Field(8000, ge=0, le=65535, description="0 to 65535, 0 takes a free one")
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
     log_format: Literal["console", "json"] = Field("console", description="'console' or 'json'")
 
-    @field_validator("retry_delays", mode="before")
+    @field_validator("retry_delays", "redacted_fields", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
-        return [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        if not isinstance(value, str):
+            return value
+        return [part.strip() for part in value.split(",")] if value.strip() else []
 
     @field_validator("retry_delays")
     @classmethod

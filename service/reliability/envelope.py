@@ -19,6 +19,9 @@ ATTEMPT = "x-attempt"
 ORIGINAL_EXCHANGE = "x-original-exchange"
 ORIGINAL_ROUTING_KEY = "x-original-routing-key"
 WITHOUT_ID = "x-parked-without-id"
+PARKED_REASON = "x-parked-reason"
+PARKED_AT = "x-parked-at"
+REPLAYED_FROM = "x-replayed-from"
 SCHEMA_VERSION = "schema-version"
 
 SHORT_STRING = 255
@@ -33,7 +36,7 @@ _NOT_CARRIED = frozenset(
         *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
         # Our own.
         *(ATTEMPT, ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY, "x-original-queue"),
-        *(WITHOUT_ID, "x-parked-reason", "x-parked-at", "x-attempts", "x-exception-type", "x-exception-message"),
+        *(WITHOUT_ID, PARKED_REASON, PARKED_AT, "x-attempts", "x-exception-type", "x-exception-message"),
     }
 )
 """Headers that no copy carries on: by name, so that a producer's own, such as x-original-url, are kept."""
@@ -182,8 +185,8 @@ def parked_headers(envelope: Envelope, park: Park, queue: str, now: datetime) ->
     return {
         **envelope.headers,
         **({WITHOUT_ID: True} if envelope.message_id is None else {}),
-        "x-parked-reason": str(park.reason),
-        "x-parked-at": now.isoformat(timespec="milliseconds"),
+        PARKED_REASON: str(park.reason),
+        PARKED_AT: now.isoformat(timespec="milliseconds"),
         "x-attempts": park.attempts,
         "x-exception-type": park.diagnosis.exception_type,
         "x-exception-message": park.diagnosis.explanation,

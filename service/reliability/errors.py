@@ -9,7 +9,8 @@ ReliabilityError
 ├── DatabaseUnavailableError an outage, not the message's fault: held and run again, no attempt is spent
 ├── BrokerUnavailableError   no host of the broker takes a connection: tried again with pauses
 ├── TopologyError            the broker's queues are not what the contract says: the start stops
-└── SchemaError              the database's tables are not those of this version
+├── SchemaError              the database's tables are not those of this version
+└── ParkingInUseError        another command is at work in the parking queue
 
 Every other exception that leaves a handler is a failure of that attempt, unless the family's policy names its type.
 Texts hold no payload: they are logged and travel in headers.
@@ -61,3 +62,7 @@ class TopologyError(ReliabilityError):
 
 class SchemaError(ReliabilityError):
     """The database has no tables yet or those of another version."""
+
+
+class ParkingInUseError(ReliabilityError):
+    """Somebody else has the messages of the parking queue in their hands."""

@@ -99,6 +99,11 @@ class Inbound:
         """The event types that have a subscriber."""
         return tuple(self._subscribers)
 
+    @property
+    def consumers(self) -> dict[str, str]:
+        """Return for each event type that has a subscriber the name of its consumer in the inbox."""
+        return {known.event_type: known.consumer for known in self._subscriptions.values()}
+
     def find(self, event_type: str) -> RabbitSubscriber | None:
         """Return the subscriber of an event type, None where nobody handles it."""
         return self._subscribers.get(event_type)

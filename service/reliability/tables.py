@@ -45,6 +45,26 @@ class StartedMessage(SQLModel, table=True):
     started_at: datetime = Field(sa_column=timestamp(default_now=True))
 
 
+class ParkingAction(SQLModel, table=True):
+    """What people did to parked messages; a row without `finished_at` was interrupted, or is going on."""
+
+    __tablename__ = "parking_actions"
+    __table_args__ = (Index("parking_actions_unfinished_idx", "key", postgresql_where=text("finished_at IS NULL")),)
+
+    id: int = Field(sa_column=Column(BigInteger, Identity(always=True), primary_key=True))
+    action: str = Field(sa_type=Text)
+    actor: str = Field(sa_type=Text)
+    why: str = Field(sa_type=Text)
+    message_id: str | None = Field(default=None, sa_type=Text)
+    type: str = Field(sa_type=Text)
+    reason: str = Field(sa_type=Text)
+    parked_at: datetime | None = Field(default=None, sa_column=timestamp(nullable=True))
+    key: str = Field(sa_type=Text)
+    new_message_id: str | None = Field(default=None, sa_type=Text)
+    started_at: datetime = Field(sa_column=timestamp(default_now=True))
+    finished_at: datetime | None = Field(default=None, sa_column=timestamp(nullable=True))
+
+
 class OutboxMessage(SQLModel, table=True):
     """The outbox: one row for each event, unsent until the broker has confirmed it."""
 

@@ -1,11 +1,13 @@
 """The command line as people and programs use it."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import asyncpg
 import pytest
 
 from tests.support.orders import placed
@@ -207,3 +209,78 @@ async def test_a_port_that_is_taken_is_named_with_its_settings(environment: dict
     assert done.stderr.splitlines()[-1] == (
         f"billing: cannot listen on 127.0.0.1:{port} (BILLING_HTTP_HOST, BILLING_HTTP_PORT): Address already in use"
     )
+
+
+async def test_parked_messages_are_listed_shown_replayed_and_discarded(
+    service: ServiceProcess, environment: dict[str, str], rabbit: Rabbit, connection: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """The operator's way through: what is there, what is wrong with one, mend it and send it again, drop the rest."""
+    event_type, wrong = placed("5d2e1f0a-0000-4000-8000-000000000001", currency="EURO")
+    await rabbit.publish(event_type, wrong, message_id="wrong")
+    for number in range(3):
+        await rabbit.publish("order.eaten", b"{}", routing_key="order.placed", message_id=f"eaten-{number}")
+    await eventually(lambda: rabbit.count("orders.parking"), lambda n: n == 4)
+
+    listed = json.loads(billing("parking", "list", "--reason", "invalid", "--json", environment=environment).stdout)
+    assert (listed["total"], listed["matching"], listed["reasons"]) == (4, 1, {"invalid": 1})
+    assert "currency" in listed["messages"][0]["explanation"]
+    assert "3 of 4 parked" in billing("parking", "list", "--type", "order.eaten", environment=environment).stdout
+
+    shown = billing("parking", "show", "wrong", environment=environment)
+    assert json.loads(shown.stdout)["body"]["currency"] == "EURO"
+    assert json.loads(shown.stdout)["body"]["customer_id"] == "[redacted]"
+    assert json.loads(shown.stdout)["headers"]["x-parked-reason"] == "invalid"
+    assert "customer-1" not in shown.stdout
+    raw = billing("parking", "show", "wrong", "--raw", environment=environment)
+    assert raw.stdout.encode() == wrong
+
+    mended = raw.stdout.replace("EURO", "EUR").encode()
+    done = billing("parking", "replay", "wrong", "--body", "-", "--why", "typo", environment=environment, stdin=mended)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("wrong: replayed as ")
+    await eventually(lambda: connection.fetchval("select count(*) from invoices"), lambda n: n == 1)
+
+    done = billing("parking", "discard", "--reason", "unknown-type", "--why", "not ours", environment=environment)
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "discarded: 3")
+    assert billing("parking", "list", environment=environment).stdout == "0 parked\n"
+    rows = await connection.fetch("select action, why, actor, finished_at from parking_actions order by id")
+    assert [(row["action"], row["why"]) for row in rows] == [("replay", "typo"), *[("discard", "not ours")] * 3]
+    assert all("@" in row["actor"] and row["finished_at"] for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "told"),
+    [
+        (("replay",), 2, "say which messages"),
+        (("replay", "--all", "--type", "order.paid"), 2, "--all goes with nothing else"),
+        (("replay", "--reason", "bad-luck"), 2, "is no reason; reasons are unreadable, "),
+        (("replay", "--older-than", "soon", "--all"), 2, "is not a time such as 90s"),
+        (("replay", "--all", "--body", "-"), 2, "--body is for exactly one ID"),
+        (("replay", "nobody"), 1, "no parked message is meant by that"),
+        (("discard", "--all"), 2, "--why"),
+        (("discard", "--all", "--why", " "), 2, "must say why"),
+        (("show", "nobody"), 1, "no parked message has the id 'nobody'"),
+    ],
+)
+async def test_a_parking_command_that_makes_no_sense_says_so(
+    environment: dict[str, str], rabbit: Rabbit, arguments: tuple[str, ...], code: int, told: str
+) -> None:
+    assert billing("topology", "apply", environment=environment).returncode == 0
+    assert billing("migrate", environment=environment).returncode == 0
+    done = billing("parking", *arguments, environment=environment)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert told in re.sub(r"[\s│]+", " ", done.stderr)
+
+
+async def test_parking_is_listed_without_a_database_but_not_replayed(
+    environment: dict[str, str], rabbit: Rabbit
+) -> None:
+    """Looking must work at night, when the database is the trouble; a replay without an audit must not."""
+    assert billing("topology", "apply", environment=environment).returncode == 0
+    away = environment | {"BILLING_DATABASE_URL": "postgresql://billing@127.0.0.1:1/billing"}
+    done = billing("parking", "list", environment=away)
+    assert (done.returncode, done.stdout) == (0, "0 parked\n")
+    assert "the database is away" in done.stderr
+    done = billing("parking", "replay", "--all", environment=away)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "nothing was done" in done.stderr

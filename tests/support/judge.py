@@ -7,8 +7,9 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from service.reliability.hosts import Hosts
 from service.reliability.link import BrokerLink
-from service.reliability.parking import list_parked
+from service.reliability.parking import visit
 from service.reliability.settlement import HEADERS_LIMIT
 from tests.support.hostile import SECRET, TRAP, Hostile
 from tests.support.rabbit import EVENTS, Rabbit
@@ -107,12 +108,12 @@ class Judge:
 
     async def _check_parking_tool(self) -> None:
         """The tool reads each parked message, and knows why it was parked."""
-        async with BrokerLink(self.rabbit.url, "billing-parking") as link:
-            listed = await list_parked(link, PARKING, 10_000)
-        assert listed.total == len(listed.messages)
-        await eventually(lambda: self.rabbit.count(PARKING), lambda n: n == listed.total)
-        self.reasons.update(listed.reasons)
-        json.dumps([(m.message_id, m.type, m.reason, m.explanation) for m in listed.messages]).encode()
+        count = await self.rabbit.count(PARKING)
+        async with BrokerLink(Hosts([self.rabbit.url]), "billing-parking") as link, visit(link, PARKING) as seen:
+            assert len(seen.messages) == count
+            self.reasons.update(seen.reasons)
+            json.dumps([(m.message_id, m.type, m.reason, m.explanation) for m in seen.messages]).encode()
+        assert await self.rabbit.count(PARKING) == count
 
     def _check_copy(self, copy: RawMessage) -> None:
         """Nothing in a parked copy makes it answered, routed elsewhere or expire; its headers are bounded in bytes."""

@@ -32,11 +32,13 @@ class Received(BaseModel):
 
     Attributes:
         reference: stored under a unique constraint that is not the inbox's.
+        failures: executions that fail, of those handlers that heed it.
     """
 
     sku: str = "nail"
     quantity: int = 100
     reference: str | None = None
+    failures: int = 0
 
 
 Work = Annotated[BillingUnitOfWork, Depends(current_unit_of_work)]

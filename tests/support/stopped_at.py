@@ -1,8 +1,8 @@
-"""The service, standing still at a named barrier: `python -m tests.support.stopped_at POINT [stock|killer]`.
+"""The service, standing still at a named barrier: `python -m tests.support.stopped_at POINT [stock|killer|failing]`.
 
 It writes the log record `barrier_reached` and never goes on; the test kills it there. With `stock`, its subscriber is
-the one that adds to a stock; with `killer`, one that some messages
-make kill the process; at the point `never` it runs like any other.
+the one that adds to a stock; with `killer`, one that some messages make kill the process; with `failing`, one that
+fails as often as the message says; at the point `never` it runs like any other.
 """
 
 import asyncio
@@ -28,7 +28,14 @@ async def add_or_kill(received: Received, work: BillingUnitOfWork) -> None:
     await add(received, work)
 
 
-ACTS = {"stock": add, "killer": add_or_kill}
+async def add_or_fail(received: Received, work: BillingUnitOfWork) -> None:
+    """Add to the stock, and fail after it in the first `failures` attempts."""
+    await add(received, work)
+    if work._cause.attempt <= received.failures:
+        raise RuntimeError("the test wants it")
+
+
+ACTS = {"stock": add, "killer": add_or_kill, "failing": add_or_fail}
 
 
 async def main(stop_at: str, variant: str) -> None:

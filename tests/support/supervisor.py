@@ -9,8 +9,8 @@ from tests.support.process import ServiceProcess
 class Supervisor:
     """Starts the service again whenever it dies, as an operating system does; counts how often."""
 
-    def __init__(self, environment: dict[str, str], log: Path) -> None:
-        arguments = ("-m", "tests.support.stopped_at", "never", "killer")
+    def __init__(self, environment: dict[str, str], log: Path, variant: str = "killer") -> None:
+        arguments = ("-m", "tests.support.stopped_at", "never", variant)
         self.service = ServiceProcess(environment, log, arguments).start()
         self.crashes = 0
 

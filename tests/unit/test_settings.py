@@ -46,7 +46,9 @@ def test_durations_are_seconds_and_lists_are_comma_separated(monkeypatch: pytest
     monkeypatch.setenv("BILLING_RETRY_DELAYS", "0.5, 10,3600")
     monkeypatch.setenv("BILLING_HANDLER_TIMEOUT", "2.5")
     monkeypatch.setenv("BILLING_INBOX_RETENTION", "60")
+    monkeypatch.setenv("BILLING_REDACTED_FIELDS", " ")
     settings = load_settings()
+    assert settings.redacted_fields == ()
     assert settings.retry_delays == (timedelta(seconds=0.5), timedelta(seconds=10), timedelta(hours=1))
     assert settings.handler_timeout == timedelta(seconds=2.5)
     assert settings.inbox_retention == timedelta(days=60)
@@ -66,6 +68,7 @@ WRONG = [
     ("CONCURRENCY", "0", "1 to 500"),
     ("MAX_ATTEMPTS", "0", "1 to 100"),
     ("RETRY_STRATEGY", "broker", "'staged'"),
+    ("REDACTED_FIELDS", "email,,phone", "comma-separated"),
     ("RETRY_DELAYS", "", "comma-separated"),
     ("RETRY_DELAYS", "5,,6", "comma-separated"),
     ("RETRY_DELAYS", "-1", "comma-separated"),
