@@ -35,7 +35,7 @@ test-4.%: setup ## Run the tests that need a broker on RabbitMQ 4.0 or 4.3, made
 	@scripts/broker 4.$*
 	BILLING_TEST_RABBITMQ=4.$* .venv/bin/pytest -n 3 tests/integration tests/acceptance tests/contract/test_behaviour.py $(ARGS)
 
-test-longer: setup ## Run what takes longer: the demo against a broken service, the contract's page in a real Chromium.
+test-longer: setup ## Run what takes longer: the demo against a broken service, a cluster, the page in a real Chromium.
 	@scripts/servers local
 	@scripts/browser
 	.venv/bin/pytest tests/longer $(ARGS)

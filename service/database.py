@@ -18,7 +18,12 @@ APPLICATION_NAME = "billing"
 CONNECT_TIMEOUT = 5.0
 """Seconds for one attempt to connect."""
 
-_KEEPALIVES = {"tcp_keepalives_idle": "3", "tcp_keepalives_interval": "1", "tcp_keepalives_count": "3"}
+_KEEPALIVES = {
+    "tcp_keepalives_idle": "3",
+    "tcp_keepalives_interval": "1",
+    "tcp_keepalives_count": "3",
+    "tcp_user_timeout": "10000",  # milliseconds; where something was sent to the peer, a NOTIFY say, it is not probed
+}
 """The server drops the session of a peer that vanished, with its claims and locks, after seconds instead of hours."""
 
 _HERE = Path(__file__).resolve().parent

@@ -74,11 +74,14 @@ def _chosen() -> Broker:
     ports = {None: 5672, "4.0": 5680, "4.3": 5683}
     if version not in ports:
         raise BrokerError(f"BILLING_TEST_RABBITMQ={version}: only {', '.join(filter(None, ports))} are known")
-    command: tuple[str, ...] = ("rabbitmqctl",)
-    if version is not None:
-        node = f"billing{version.replace('.', '')}@localhost"
-        command = ("chroot", str(folder_of(version)), "rabbitmqctl", "-n", node)
-    return Broker(version, ports[version], command)
+    if version is None:
+        return Broker(None, ports[None], ("rabbitmqctl",))
+    return node_of(version, f"billing{version.replace('.', '')}", ports[version])
+
+
+def node_of(version: str, name: str, port: int) -> Broker:
+    """Return a node of `scripts/broker`, which lives in the folder of its version."""
+    return Broker(version, port, ("chroot", str(folder_of(version)), "rabbitmqctl", "-n", f"{name}@localhost"))
 
 
 BROKER = _chosen()
@@ -117,9 +120,9 @@ QUEUES = ("orders.work", "orders.parking", *(f"orders.wait.{delay}" for delay in
 """Every queue that tests make: listing them takes rabbitmqctl a second after each test."""
 
 
-def rabbitmqctl(*arguments: str) -> str:
-    """Run rabbitmqctl on the shared broker; a failure is an error with what it said."""
-    return BROKER.ctl(*arguments)
+def rabbitmqctl(*arguments: str, broker: Broker = BROKER) -> str:
+    """Run rabbitmqctl; a failure is an error with what it said."""
+    return broker.ctl(*arguments)
 
 
 @contextmanager
