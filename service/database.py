@@ -1,5 +1,7 @@
 """PostgreSQL: the pool, single connections, and the schema's version."""
 
+import socket
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,9 @@ APPLICATION_NAME = "billing"
 CONNECT_TIMEOUT = 5.0
 """Seconds for one attempt to connect."""
 
+COMMAND_TIMEOUT = 10.0
+"""Seconds for a statement of the relay, of a probe, of the command line: more means that the server is away."""
+
 _KEEPALIVES = {
     "tcp_keepalives_idle": "3",
     "tcp_keepalives_interval": "1",
@@ -25,6 +30,10 @@ _KEEPALIVES = {
     "tcp_user_timeout": "10000",  # milliseconds; where something was sent to the peer, a NOTIFY say, it is not probed
 }
 """The server drops the session of a peer that vanished, with its claims and locks, after seconds instead of hours."""
+
+SILENCE = 9
+"""Seconds after which the kernel gives up a connection to a server that vanished: one that waits for an answer, which
+it asks for signs of life, as well as one whose data nobody acknowledges. Its own default is a quarter of an hour."""
 
 _HERE = Path(__file__).resolve().parent
 
@@ -36,6 +45,7 @@ def make_pool(url: str, size: int) -> asyncpg.Pool:
         min_size=0,
         max_size=size,
         timeout=CONNECT_TIMEOUT,
+        init=_notice_silence,
         reset=_leave_as_is,
         server_settings={"application_name": APPLICATION_NAME} | _KEEPALIVES,
     )
@@ -43,12 +53,14 @@ def make_pool(url: str, size: int) -> asyncpg.Pool:
 
 async def connect(url: str, purpose: str) -> asyncpg.Connection:
     """Open a single connection, named after its purpose in `pg_stat_activity`."""
-    return await asyncpg.connect(
+    connection = await asyncpg.connect(
         url,
         timeout=CONNECT_TIMEOUT,
-        command_timeout=30,
+        command_timeout=COMMAND_TIMEOUT,
         server_settings={"application_name": f"{APPLICATION_NAME}-{purpose}"} | _KEEPALIVES,
     )
+    await _notice_silence(connection)
+    return connection
 
 
 async def takes_writes(connection: asyncpg.Connection | asyncpg.Pool) -> bool:
@@ -99,6 +111,16 @@ def _alembic_config() -> Config:
     """Return the configuration beside the migrations: a wheel carries both in this package, a checkout at its root."""
     packed = _HERE / "migrations"
     return Config((packed if packed.is_dir() else _HERE.parent) / "alembic.ini")
+
+
+async def _notice_silence(connection: Any) -> None:
+    """Have the kernel end the connection when its server has vanished: the driver itself would wait on."""
+    peer: socket.socket = connection._transport.get_extra_info("socket")  # noqa: SLF001 - the driver hides it
+    if peer.family != socket.AF_UNIX and sys.platform == "linux":
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE // 3)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE // 3)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000)
 
 
 async def _leave_as_is(connection: asyncpg.Connection) -> None:

@@ -35,7 +35,7 @@ PROBE_TIMEOUT = 2.0
 CANCEL_TIMEOUT = 5.0
 """Seconds for the broker to answer the cancel at shutdown."""
 
-FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=200), timedelta(seconds=5)
+FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=200), timedelta(seconds=2)
 """Between attempts to consume again, doubling."""
 
 log = structlog.get_logger(__name__)

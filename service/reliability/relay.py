@@ -30,6 +30,9 @@ APP_ID = "billing"
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(seconds=1), timedelta(seconds=60)
 """Between publishes of a row that was not confirmed, doubling; nothing is ever given up."""
 
+FIRST_RECONNECT, LONGEST_RECONNECT = timedelta(milliseconds=200), timedelta(seconds=2)
+"""Between attempts to reach the database, doubling: with the time to connect, within ten seconds of its return."""
+
 NOTIFY_INTERVAL = timedelta(milliseconds=10)
 """Commits within it share one NOTIFY: each takes a lock that all committing transactions of the database share."""
 
@@ -107,7 +110,7 @@ class Relay:
             finally:
                 self._enter(RelayState.DOWN)
             await self._stopping.pause(
-                backoff(failures, self.jitter(), first=timedelta(milliseconds=200), longest=timedelta(seconds=5))
+                backoff(failures, self.jitter(), first=FIRST_RECONNECT, longest=LONGEST_RECONNECT)
             )
 
     async def _session(self) -> None:

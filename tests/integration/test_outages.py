@@ -5,16 +5,19 @@ settled message, and to readiness.
 """
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
+from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 
-from tests.support.outages import stream
-from tests.support.own_postgres import OwnPostgres, StopMode, own_postgres, standby_of
-from tests.support.proxy import CutError, Proxy, proxy_to
+from service import database
+from tests.support.outages import stock_postgres, stream, through
+from tests.support.own_postgres import OwnPostgres, StopMode, standby_of
+from tests.support.proxy import CutError, proxy_to
 from tests.support.rabbit import EVENTS, Rabbit
-from tests.support.stock import TABLES, TYPE, settings, stock_service
+from tests.support.stock import TYPE, settings, stock_service
 from tests.support.waiting import eventually
 
 Record = Callable[[str, object], None]
@@ -25,16 +28,8 @@ CUT_OFF = "select pg_terminate_backend(pid) from pg_stat_activity where usename 
 @pytest.fixture
 async def postgres() -> AsyncIterator[OwnPostgres]:
     """A server of the test's own, with the stock's tables."""
-    async with own_postgres() as server:
-        connection = await asyncpg.connect(server.url)
-        await connection.execute(TABLES)
-        await connection.close()
+    async with stock_postgres() as server:
         yield server
-
-
-def through(proxy: Proxy, postgres: OwnPostgres) -> str:
-    """Return the way to the database that leads through the proxy."""
-    return postgres.url.replace(str(postgres.port), str(proxy.listening_on))
 
 
 @pytest.mark.guarantee("G7")
@@ -167,7 +162,7 @@ async def test_a_failover_costs_nothing(
     async with (
         standby_of(postgres) as standby,
         proxy_to("127.0.0.1", postgres.port) as proxy,
-        stream(postgres, rabbit, database_url=through(proxy, postgres)) as seen,
+        stream(postgres, rabbit, database_url=through(proxy, postgres.url)) as seen,
     ):
         await postgres.set("default_transaction_read_only", "on")
         await seen.is_told()
@@ -193,15 +188,14 @@ async def test_database_and_broker_lost_at_once_lose_and_double_nothing(
     postgres: OwnPostgres, rabbit: Rabbit, record_property: Record
 ) -> None:
     """The deliveries in hand are lost with their channel and come again, each alone."""
-    broker = int(rabbit.url.rsplit(":", 1)[1].split("/")[0])
     async with (
         proxy_to("127.0.0.1", postgres.port) as to_database,
-        proxy_to("127.0.0.1", broker) as to_broker,
+        proxy_to("127.0.0.1", urlsplit(rabbit.url).port or 0) as to_broker,
         stream(
             postgres,
             rabbit,
-            database_url=through(to_database, postgres),
-            broker_url=rabbit.url.replace(str(broker), str(to_broker.listening_on)),
+            database_url=through(to_database, postgres.url),
+            broker_url=through(to_broker, rabbit.url),
         ) as seen,
     ):
         await asyncio.gather(to_database.go_away(), to_broker.go_away())
@@ -227,7 +221,7 @@ async def test_a_commit_whose_answer_is_lost_is_neither_doubled_nor_lost(
                 lost += 1
                 raise CutError
 
-        async with stream(postgres, rabbit, database_url=through(proxy, postgres)) as seen:
+        async with stream(postgres, rabbit, database_url=through(proxy, postgres.url)) as seen:
             if applied:
                 proxy.on_answer = lose
             else:
@@ -251,7 +245,7 @@ async def test_nothing_stays_at_the_old_primary_after_a_failover_while_nothing_h
     async with (
         standby_of(postgres) as standby,
         proxy_to("127.0.0.1", postgres.port) as proxy,
-        stock_service(settings(through(proxy, postgres), rabbit.url), watch=postgres.url) as stock,
+        stock_service(settings(through(proxy, postgres.url), rabbit.url), watch=postgres.url) as stock,
     ):
         await postgres.set("default_transaction_read_only", "on")
         await eventually(stock.is_ready, lambda ready: not ready)
@@ -261,3 +255,16 @@ async def test_nothing_stays_at_the_old_primary_after_a_failover_while_nothing_h
         await rabbit.publish(TYPE, b'{"sku": "nail"}')
         await eventually(lambda: rabbit.count(EVENTS), lambda n: n == 1)
         assert [tuple(row) for row in await standby.sql("select quantity from stock")] == [(100,)]
+
+
+async def test_the_kernel_gives_up_connections_to_a_database_that_vanished(database_url: str) -> None:
+    """What asyncpg leaves as it is waits for a quarter of an hour, or for ever, when packets are dropped."""
+    pool = database.make_pool(database_url, 1)
+    single = await database.connect(database_url, "test")
+    async with pool, pool.acquire() as pooled:
+        for connection in (pooled, single):
+            peer = connection._transport.get_extra_info("socket")
+            assert peer.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 3
+            assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 9000
+    await single.close()

@@ -6,14 +6,17 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlsplit
 
+import asyncpg
 import httpx
 import structlog
 
 from service.app import BillingUnitOfWork
-from tests.support.own_postgres import OwnPostgres, free_port
+from tests.support.own_postgres import OwnPostgres, free_port, own_postgres
+from tests.support.proxy import Proxy
 from tests.support.rabbit import Rabbit
-from tests.support.stock import TYPE, Received, StockService, add, settings, stock_service
+from tests.support.stock import TABLES, TYPE, Received, StockService, add, settings, stock_service
 from tests.support.waiting import eventually
 
 PAUSE = 0.02
@@ -142,6 +145,21 @@ class Stream:
     async def _different_events(self) -> int:
         self.events |= {event.message_id for event in await self.rabbit.events()}
         return len(self.events)
+
+
+def through(proxy: Proxy, url: str) -> str:
+    """Return the way to a server that leads through a proxy."""
+    return url.replace(f":{urlsplit(url).port}/", f":{proxy.listening_on}/")
+
+
+@asynccontextmanager
+async def stock_postgres() -> AsyncIterator[OwnPostgres]:
+    """Make a server with a migrated database that has the stock's tables, too."""
+    async with own_postgres() as server:
+        connection = await asyncpg.connect(server.url)
+        await connection.execute(TABLES)
+        await connection.close()
+        yield server
 
 
 @asynccontextmanager

@@ -36,6 +36,7 @@ class Proxy:
     on_request: Callable[[bytes], None] = _pass_on
     on_answer: Callable[[bytes], None] = _pass_on
     _connections: set[asyncio.Task[None]] = field(default_factory=set)
+    _to_server: set[asyncio.StreamWriter] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         """Begin by passing."""
@@ -49,8 +50,10 @@ class Proxy:
         task.add_done_callback(self._connections.discard)
 
     def strand(self) -> None:
-        """Pass nothing more on the connections that there are, for ever; new ones pass."""
+        """Leave clients with connections that are silent for ever, and end them for the server; new ones pass."""
         self.passing.clear()
+        for writer in self._to_server:
+            writer.transport.abort()
         self.passing = asyncio.Event()
         self.passing.set()
 
@@ -71,6 +74,7 @@ class Proxy:
             if self.accepting:
                 server_reader, server_writer = await asyncio.open_connection(self.host, self.port)
                 ends.append(server_writer)
+                self._to_server.add(server_writer)
                 await asyncio.gather(
                     self._pass(reader, server_writer, self.passing),
                     self._pass(server_reader, writer, self.passing, answers=True),
@@ -78,6 +82,7 @@ class Proxy:
         except (OSError, CutError):
             pass
         finally:
+            self._to_server.difference_update(ends)
             for end in ends:
                 end.transport.abort()
 
@@ -89,6 +94,7 @@ class Proxy:
             (self.on_answer if answers else self.on_request)(data)
             sink.write(data)
             await sink.drain()
+        await passing.wait()  # silence hides an end, too
         with suppress(OSError):
             sink.close()
 
