@@ -154,10 +154,11 @@ class Reliability:
         """
         key = subscription.consumer, message_id
         if key not in self._marked:
+            self._marked.add(key)  # before: where the answer is lost, the start may have been counted all the same
             starts = await self.transactions.count_start(*key)
             if starts > MOST_CRASHES:
+                self._marked.discard(key)
                 return _crashed(envelope)
-            self._marked.add(key)
         try:
             outcome = await self._execute(call_next, message, envelope, subscription, message_id)
         except (DatabaseUnavailableError, ClaimContestedError):

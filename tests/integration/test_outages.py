@@ -7,20 +7,26 @@ settled message, and to readiness.
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
+from typing import TypeVar
 from urllib.parse import urlsplit
 
 import asyncpg
 import pytest
 
 from service import database
+from service.app import BillingUnitOfWork
 from tests.support.outages import stock_postgres, stream, through
 from tests.support.own_postgres import OwnPostgres, StopMode, standby_of
 from tests.support.proxy import CutError, proxy_to
-from tests.support.rabbit import EVENTS, Rabbit
-from tests.support.stock import TYPE, settings, stock_service
+from tests.support.rabbit import EVENTS, Rabbit, close_connections
+from tests.support.stock import TYPE, Received, add, settings, stock_service
 from tests.support.waiting import eventually
 
+T = TypeVar("T")
 Record = Callable[[str, object], None]
+
+PORTAL_SUSPENDED = b"s\0\0\0\4"
+"""What the server says after the one row that was asked for."""
 
 CUT_OFF = "select pg_terminate_backend(pid) from pg_stat_activity where usename = 'billing'"
 
@@ -232,8 +238,8 @@ async def test_a_commit_whose_answer_is_lost_is_neither_doubled_nor_lost(
             assert (seen.outcomes().get("duplicate", 0) > 0) == applied
 
 
-async def _value(number: int) -> int:
-    return number
+async def _value(value: T) -> T:
+    return value
 
 
 @pytest.mark.guarantee("G7")
@@ -268,3 +274,46 @@ async def test_the_kernel_gives_up_connections_to_a_database_that_vanished(datab
             assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 3
             assert peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 9000
     await single.close()
+
+
+async def test_marks_whose_answer_is_lost_are_not_taken_for_crashes(postgres: OwnPostgres, rabbit: Rabbit) -> None:
+    """A message that comes again is marked before it runs: each lost answer was counted as a start not survived."""
+    executions, running, go_on = 0, asyncio.Event(), asyncio.Event()
+    lost, asked = 0, False
+
+    async def fail_first(received: Received, work: BillingUnitOfWork) -> None:
+        nonlocal executions
+        executions += 1
+        if executions == 1:
+            running.set()
+            await go_on.wait()
+            raise RuntimeError
+        await add(received, work)
+
+    async with proxy_to("127.0.0.1", postgres.port) as proxy:
+
+        def notice(data: bytes) -> None:
+            nonlocal asked
+            asked = asked or b"insert into started_messages" in data
+
+        def lose(data: bytes) -> None:
+            nonlocal lost, asked
+            if asked and PORTAL_SUSPENDED in data:
+                lost, asked = lost + 1, False
+                raise CutError
+
+        proxy.on_request, proxy.on_answer = notice, lose
+        configuration = settings(through(proxy, postgres.url), rabbit.url, max_attempts=1)
+        async with stock_service(configuration, fail_first, watch=postgres.url) as stock:
+            await rabbit.publish(TYPE, b'{"sku": "nail"}')
+            await asyncio.wait_for(running.wait(), 10)
+            consumer = stock.service._consumer
+            lost_with = consumer._tag
+            assert close_connections(rabbit.url, name="billing-consumer") == 1
+            await eventually(lambda: _value(consumer._tag), lambda tag: tag not in (None, lost_with))
+            go_on.set()
+            await stock.has_stock(100)
+            assert executions == 2
+            assert lost >= 1
+            assert await rabbit.count("orders.parking") == 0
+            await eventually(lambda: postgres.sql("select from started_messages"), lambda rows: not rows)
