@@ -172,7 +172,8 @@ async def test_a_commit_wakes_the_relay_long_before_its_poll(stock_url: str, rab
             await eventually(lambda: rabbit.count(EVENTS), number.__eq__, within=5)
 
 
-async def test_a_deadlock_is_tried_again(stock_url: str, rabbit: Rabbit) -> None:
+@pytest.mark.parametrize("state", ["40P01", "40001"])
+async def test_a_deadlock_is_tried_again(state: str, stock_url: str, rabbit: Rabbit) -> None:
     """E10: a serialization failure or a deadlock is nobody's fault; the whole transaction runs again."""
     executions = 0
 
@@ -181,7 +182,7 @@ async def test_a_deadlock_is_tried_again(stock_url: str, rabbit: Rabbit) -> None
         executions += 1
         await add(received, work)
         if executions <= 2:
-            await work.connection.execute("do $$ begin raise exception using errcode = '40P01'; end $$")
+            await work.connection.execute(f"do $$ begin raise exception using errcode = '{state}'; end $$")
 
     async with stock_service(settings(stock_url, rabbit.url), fail_twice) as stock:
         await rabbit.publish(TYPE, BODY)

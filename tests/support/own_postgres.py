@@ -48,11 +48,13 @@ class OwnPostgres:
     Attributes:
         folder: everything it has: data, socket, log.
         settings: `postgresql.conf`'s, from the command line; taken at the next start.
+        environment: beside the tests' own, likewise.
     """
 
     folder: Path
     port: int
     settings: dict[str, str] = field(default_factory=SETTINGS.copy)
+    environment: dict[str, str] = field(default_factory=dict)
     _process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -109,7 +111,8 @@ class OwnPostgres:
         options = [argument for name, value in given.items() for argument in ("-c", f"{name}={value}")]
         command = [*as_owner(), program("postgres"), "-D", str(self.data), *options]
         with (self.folder / "log").open("ab") as log:
-            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            environment = os.environ | self.environment
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment)
 
     async def _answers(self) -> bool:
         assert self._process is not None
