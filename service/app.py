@@ -53,6 +53,9 @@ FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=250), timedelta(seconds=3)
 TOPOLOGY_INTERVAL = timedelta(seconds=10)
 """Between declarations while running."""
 
+BLOCKED_INTERVAL = timedelta(seconds=0.5)
+"""Between looks at whether the broker has blocked a connection."""
+
 log = structlog.get_logger(__name__)
 
 
@@ -142,7 +145,7 @@ class Service:
         )
         self._relay = Relay(
             connect=lambda: database.connect(self._database_url, "relay"),
-            publisher=ConfirmingPublisher(self._relay_link, settings.confirm_timeout),
+            publisher=ConfirmingPublisher(self._relay_link, settings.confirm_timeout, self.stopping),
             metrics=self.metrics,
             poll=settings.relay_poll_interval,
             batch=settings.relay_batch,
@@ -156,7 +159,7 @@ class Service:
         subscribe(inbound)
         settlement = Settlement(
             family=self.family,
-            publisher=ConfirmingPublisher(self._publisher_link, settings.confirm_timeout),
+            publisher=ConfirmingPublisher(self._publisher_link, settings.confirm_timeout, self.stopping),
             metrics=self.metrics,
             now=lambda: datetime.now(UTC),  # noqa: TID251 - the one place that reads the clock
             jitter=self._jitter,
@@ -189,6 +192,7 @@ class Service:
         )
         self.health.watch("consumer", self._consumer.is_consuming)
         self.health.watch("database", self._database_answers)
+        self.health.watch("publisher", self._publisher_works)
         self.health.watch("relay", self._relay_works)
 
     async def run(self, *, migrate_first: bool = False) -> None:
@@ -220,12 +224,13 @@ class Service:
         relay = asyncio.create_task(self._relay.run(), name="relay")
         consumer = asyncio.create_task(self._consumer.run(), name="consumer")
         topology_task = asyncio.create_task(self._keep_topology(), name="topology")
+        blocked = asyncio.create_task(self._watch_blocked(), name="blocked")
         stop = asyncio.create_task(self.stopping.wait(), name="stop")
         log.info("service_started")
         ended, _ = await asyncio.wait((relay, consumer, stop), return_when=asyncio.FIRST_COMPLETED)
         self.stopping.set()
         await self._stop(relay)
-        tasks = (relay, consumer, topology_task)
+        tasks = (relay, consumer, topology_task, blocked)
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -320,6 +325,19 @@ class Service:
             except Exception as error:  # the broker is away, in whatever form it is told; the consumer's log says so
                 log.debug("topology_not_declared", error=type(error).__name__)
 
+    async def _watch_blocked(self) -> None:
+        """Say when the broker reads nothing that is published, and when it does again."""
+        was: set[str] = set()
+        while not self.stopping.is_set():
+            now = {link.name for link in (self._publisher_link, self._relay_link) if link.is_blocked}
+            self.metrics.broker_blocked.set(bool(now))
+            if now and not was:
+                log.warning("broker_blocked", connections=sorted(now), explanation="a memory or disk alarm")
+            elif was and not now:
+                log.info("broker_unblocked")
+            was = now
+            await self.stopping.pause(BLOCKED_INTERVAL)
+
     async def _repair(self) -> None:
         """Declare the topology for all who found a queue missing at once."""
         if self._repairing.locked():
@@ -344,6 +362,9 @@ class Service:
             await self._pool.expire_connections()
             self._relay.renew()
         return is_back
+
+    async def _publisher_works(self) -> bool:
+        return not self._relay_link.is_blocked and await self._publisher_link.answers()
 
     async def _relay_works(self) -> bool:
         return self._relay.is_alive()

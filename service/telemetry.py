@@ -46,6 +46,11 @@ class Metrics:
             ("queue",),
             registry=self.registry,
         )
+        self.broker_blocked = Gauge(
+            "billing_broker_blocked",
+            "1 while the broker reads nothing that is published: its memory or disk is short.",
+            registry=self.registry,
+        )
         self.publications = Counter(
             "billing_outbox_publications_total", "Events published, by outcome.", ("outcome",), registry=self.registry
         )

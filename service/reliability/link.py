@@ -25,6 +25,9 @@ CHANNEL_TIMEOUT = 10.0
 CLOSE_TIMEOUT = 0.5
 """Seconds for the broker to answer the end of a connection."""
 
+UNBLOCKED = "_Connection__connection_unblocked"
+"""Where aiormq keeps the event that Connection.Blocked clears; its public face can only wait for the opposite."""
+
 
 @contextmanager
 def losses_are_errors() -> Iterator[None]:
@@ -52,9 +55,35 @@ class BrokerLink:
             name: shown in the broker's list of connections.
         """
         self._hosts = hosts
-        self._name = name
+        self.name = name
         self._connection: Connection | None = None
         self._connecting = asyncio.Lock()
+
+    @property
+    def is_open(self) -> bool:
+        """Tell whether there is a connection, as far as is known: one that fell silent dies only by its heartbeat."""
+        return self._connection is not None and _is_open(self._connection)
+
+    @property
+    def is_blocked(self) -> bool:
+        """Tell whether the broker has said that it reads no more from this connection: its memory or disk is short.
+
+        It says so only to who publishes, at the next publish. What is sent meanwhile waits in the socket, and all of
+        it is published in the end.
+        """
+        if self._connection is None or self._connection.transport is None:
+            return False
+        unblocked = getattr(self._connection.transport.connection, UNBLOCKED, None)
+        return self.is_open and unblocked is not None and not unblocked.is_set()
+
+    async def answers(self) -> bool:
+        """Tell whether the broker opens a channel here and reads what is published."""
+        if self.is_blocked:
+            return False
+        channel = await self.channel()
+        with losses_are_errors():
+            await channel.close()
+        return True
 
     async def channel(self, *, confirms: bool = False) -> AbstractChannel:
         """Open a new channel, connecting first where there is no connection.
@@ -102,7 +131,7 @@ class BrokerLink:
                 self._connection = None
                 self._hosts.put_last(lost.url)
             guard()
-            self._connection = await self._hosts.connect(self._name)
+            self._connection = await self._hosts.connect(self.name)
             return self._connection
 
 

@@ -18,6 +18,7 @@ from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import DeliveryError, PublishError
 
 from service.reliability.link import BrokerLink, losses_are_errors
+from service.reliability.stopping import Stopping
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +42,14 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Unconfirmed:
-    """Unknown: no answer in time, or the connection was lost. The broker may have it."""
+    """Unknown: no answer in time, or the connection was lost. The broker may have it.
+
+    Attributes:
+        away: there was no connection to publish on, which is no message's fault.
+    """
 
     explanation: str
+    away: bool = False
 
 
 Publication = Confirmed | Returned | Refused | Unconfirmed
@@ -66,18 +72,21 @@ class ConfirmingPublisher:
 
     Attributes:
         link: the connection to publish on.
-        confirm_timeout: deadline for connecting, sending and the confirm together. The framework ignores the one
-            given to it, and a broker under a memory alarm answers never.
+        confirm_timeout: deadline for connecting, sending and the confirm together; the framework ignores the one
+            given to it. The time stands still while the connection is blocked: what was sent is in the socket, and
+            sent again it would be published twice.
+        stopping: once set, nothing is waited for any longer than that.
     """
 
     link: BrokerLink
     confirm_timeout: timedelta
+    stopping: Stopping = field(default_factory=Stopping)
     _channels: dict[str, AbstractChannel] = field(default_factory=dict)
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     _locks: dict[str, "_KeyLock"] = field(default_factory=lambda: defaultdict(_KeyLock))
 
     async def publish(self, message: Message, exchange: str, routing_key: str) -> Publication:
-        """Publish and wait for the broker's answer, at most `confirm_timeout`."""
+        """Publish and wait for the broker's answer, at most `confirm_timeout` of time in which it reads."""
         try:
             with losses_are_errors():
                 await self._publish(message, exchange, routing_key)
@@ -86,13 +95,16 @@ class ConfirmingPublisher:
         except DeliveryError:
             return Refused(f"refused by a queue behind exchange '{exchange}', routing key '{routing_key}'")
         except TimeoutError:
-            return Unconfirmed(f"no confirm within {self.confirm_timeout.total_seconds():g} s")
+            text = f"no confirm within {self.confirm_timeout.total_seconds():g} s"
+            return Unconfirmed(text, away=not self.link.is_open)
+        except _AwayError as error:
+            return Unconfirmed(str(error), away=True)
         except Exception as error:  # whatever the client raises, the outcome is unknown, never success
             return Unconfirmed(f"{type(error).__name__}: {error}"[:500])
         return Confirmed()
 
     async def _publish(self, message: Message, exchange: str, routing_key: str) -> None:
-        async with asyncio.timeout(self.confirm_timeout.total_seconds()), self._alone(message.message_id or ""):
+        async with self._deadline(), self._alone(message.message_id or ""):
             channel = await self._open_channel(exchange)
             target = channel.default_exchange if exchange == "" else await channel.get_exchange(exchange, ensure=False)
             try:
@@ -117,11 +129,37 @@ class ConfirmingPublisher:
         async with self._opening:
             channel = self._channels.get(exchange)
             if channel is None or channel.is_closed:
-                channel = await self.link.channel(confirms=True)
+                channel = await self._connect()
                 if exchange:
                     await channel.get_exchange(exchange, ensure=True)
                 self._channels[exchange] = channel
             return channel
+
+    async def _connect(self) -> AbstractChannel:
+        try:
+            return await self.link.channel(confirms=True)
+        except Exception as error:
+            raise _AwayError(f"no connection: {type(error).__name__}: {error}"[:500]) from error
+
+    @asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        loop = asyncio.get_running_loop()
+        seconds = self.confirm_timeout.total_seconds()
+        timer: asyncio.TimerHandle | None = None
+
+        def expire() -> None:
+            nonlocal timer
+            if self.link.is_blocked and not self.stopping.is_set():
+                timer = loop.call_later(seconds, expire)
+            else:
+                time.reschedule(loop.time())
+
+        async with asyncio.timeout(None) as time:
+            timer = loop.call_later(seconds, expire)
+            try:
+                yield
+            finally:
+                timer.cancel()
 
     @asynccontextmanager
     async def _alone(self, message_id: str) -> AsyncIterator[None]:
@@ -135,6 +173,10 @@ class ConfirmingPublisher:
             key.users -= 1
             if not key.users:
                 del self._locks[message_id]
+
+
+class _AwayError(Exception):
+    """There is no connection to publish on."""
 
 
 @dataclass(slots=True)

@@ -77,6 +77,7 @@ class Relay:
     _wakeup: asyncio.Event = field(default_factory=asyncio.Event)
     _lost: asyncio.Event = field(default_factory=asyncio.Event)
     _seen_alive: float = 0.0
+    _away: str | None = None
 
     def wake(self) -> None:
         """Tell the relay that something was committed, in this process or by notification."""
@@ -114,8 +115,9 @@ class Relay:
             )
 
     async def _session(self) -> None:
-        """Relay or stand by on one database connection, until it is lost or the service stops."""
+        """Relay or stand by on one database connection, until it or the broker is lost or the service stops."""
         connection = await self.connect()
+        self._away = None
         lost = self._lost = asyncio.Event()
 
         def notice_loss(_connection: Connection) -> None:
@@ -155,6 +157,8 @@ class Relay:
             results = await self._publish_all(rows, lost)
             await self.barrier("event-confirmed")
             await outbox.record(connection, results)
+            if self._away is not None:
+                raise ConnectionError(self._away)  # which gives the lock to an instance that may reach the broker
             self._seen_alive = asyncio.get_running_loop().time()
             exhausted = len(rows) < self.batch or all(result.error for result in results)
             if exhausted or self._stopping.is_set():
@@ -174,11 +178,14 @@ class Relay:
     ) -> None:
         for row in rows:
             async with window:
-                if lost.is_set():
+                if lost.is_set() or self._away is not None:
                     return  # with the lock; what is not started waits for the next holder
                 if self._stopping.is_set() and any(result.error for result in results):
                     return  # the broker does not take everything: what is not started would cost the shutdown's time
                 publication = await self._publish(row)
+            if isinstance(publication, Unconfirmed) and publication.away:
+                self._away = publication.explanation
+                return  # it is not the row's fault: no attempt is spent, and it goes at once when the broker is back
             results.append(self._result(row, publication))
             if not isinstance(publication, Confirmed):
                 return  # the rows behind it in this batch wait for it

@@ -20,7 +20,7 @@ from pamqp import encode
 from service.reliability.barrier import Barrier, no_barrier
 from service.reliability.envelope import Envelope, parked_headers, waiting_headers
 from service.reliability.outcome import Ack, Outcome, Park, Retry, Return
-from service.reliability.publisher import Confirmed, Publisher, Returned
+from service.reliability.publisher import Confirmed, Publisher, Returned, Unconfirmed
 from service.reliability.retry import backoff
 from service.reliability.stopping import Stopping, is_being_cancelled
 from service.reliability.topology import QueueFamily
@@ -28,6 +28,9 @@ from service.telemetry import Metrics
 
 HEADERS_LIMIT = 64 * 1024
 """Bytes of a successor's headers. All properties must fit one frame of 128 KiB, or the broker closes the connection."""
+
+AWAY_PAUSE = timedelta(seconds=5)
+"""Between publishes of a successor at most, while there is no connection: it goes soon after there is one again."""
 
 NAME_LIMIT = 128
 """Bytes of a header's name that AMQP allows; brokers let 255 pass."""
@@ -120,9 +123,9 @@ class Settlement:
                 break
             if isinstance(publication, Returned):
                 await self._try_to_repair()
-            await self.stopping.pause(
-                backoff(failures, self.jitter(), first=self.first_pause, longest=self.longest_pause)
-            )
+            away = isinstance(publication, Unconfirmed) and publication.away
+            longest = min(self.longest_pause, AWAY_PAUSE) if away else self.longest_pause
+            await self.stopping.pause(backoff(failures, self.jitter(), first=self.first_pause, longest=longest))
         log.warning(
             "delivery_left_unsettled", message_id=envelope.message_id, explanation="the broker delivers it again"
         )

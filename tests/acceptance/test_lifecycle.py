@@ -34,7 +34,7 @@ async def test_the_service_waits_for_servers_that_are_not_there_yet(
         assert (await service.get("/livez")).status_code == 200
         answer = await service.get("/readyz")
         assert answer.status_code == 503
-        assert answer.json()["parts"] == {"consumer": False, "database": False, "relay": False}
+        assert answer.json()["parts"] == {"consumer": False, "database": False, "publisher": False, "relay": False}
 
         admin = await asyncpg.connect(admin_url())
         await admin.execute(f"create database {name}")

@@ -235,7 +235,10 @@ async def test_health_and_metrics_tell_what_works(service: ServiceProcess, rabbi
     await service.logged("delivery_settled")
     assert (await service.get("/livez")).json() == {"status": "alive"}
     ready = await service.get("/readyz")
-    assert ready.json() == {"ready": True, "parts": {"consumer": True, "database": True, "relay": True}}
+    assert ready.json() == {
+        "ready": True,
+        "parts": {"consumer": True, "database": True, "publisher": True, "relay": True},
+    }
     metrics = (await service.get("/metrics")).text
     assert 'billing_deliveries_total{outcome="processed",type="order.placed"} 1.0' in metrics
     assert 'billing_messages_parked_total{reason="unreadable"} 0.0' in metrics

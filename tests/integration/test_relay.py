@@ -14,7 +14,7 @@ from aio_pika import Message
 from service import database
 from service.reliability.hosts import Hosts
 from service.reliability.link import BrokerLink
-from service.reliability.publisher import Confirmed, ConfirmingPublisher, Publisher, Refused, Returned
+from service.reliability.publisher import Confirmed, ConfirmingPublisher, Publisher, Refused, Returned, Unconfirmed
 from service.reliability.relay import Relay, RelayState
 from service.telemetry import Metrics
 from tests.support.doubles import ScriptedPublisher
@@ -244,6 +244,19 @@ async def test_a_broker_that_answers_never_does_not_hold_the_relay(
             proxy.passing.set()
             await eventually(lambda: _sent(connection), lambda n: n == 2)
     assert len({event.message_id for event in await rabbit.events()}) == 2
+
+
+@pytest.mark.guarantee("G7")
+async def test_a_broker_that_is_away_spends_no_attempt_of_any_event(
+    database_url: str, connection: asyncpg.Connection
+) -> None:
+    """After a minute's absence each event tried meanwhile waited for up to another minute."""
+    for number in range(30):
+        await append(connection, key=f"key-{number}")
+    publisher = ScriptedPublisher([Unconfirmed("no connection", away=True)] * 3)
+    async with relaying(database_url, "amqp://unused", publisher=publisher, poll=30):
+        await eventually(lambda: _sent(connection), lambda n: n == 30)
+    assert await connection.fetchval("select max(publish_attempts) from outbox_messages") == 1
 
 
 async def test_a_connection_that_died_of_silence_is_replaced(

@@ -183,6 +183,11 @@ async def own_broker(version: str | None = BROKER.version, conf: Iterable[str] =
         shutil.rmtree(node.folder, ignore_errors=True)
 
 
+def free_port() -> int:
+    """Return a port that nobody listens on and nobody connects from."""
+    return _free_ports()[0]
+
+
 def _free_ports() -> tuple[int, int]:
     """Return two ports that nobody listens on."""
     start = random.choice(PORTS)

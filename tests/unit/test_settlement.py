@@ -190,8 +190,13 @@ async def test_a_pause_ends_when_the_service_stops() -> None:
     assert bench.journal == ["refused orders.parking"] * 2
 
 
-async def test_pauses_double_up_to_the_longest() -> None:
-    bench = Bench(*(Refused("full") for _ in range(7)))
+@pytest.mark.parametrize(
+    ("publication", "expected"),
+    [(Refused("full"), [1, 2, 4, 8, 16, 30, 30]), (Unconfirmed("no connection", away=True), [1, 2, 4, 5, 5, 5, 5])],
+    ids=["refused", "away"],
+)
+async def test_pauses_double_up_to_the_longest(publication: Publication, expected: list[int]) -> None:
+    bench = Bench(*[publication] * 7)
     pauses: list[float] = []
 
     class Pauses(Stopping):
@@ -204,7 +209,7 @@ async def test_pauses_double_up_to_the_longest() -> None:
     bench.settlement.jitter = lambda: 0.0
     bench.settlement.first_pause, bench.settlement.longest_pause = timedelta(seconds=1), timedelta(seconds=30)
     await bench.settle(PARK)
-    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+    assert pauses == expected
 
 
 async def test_no_copy_is_made_of_a_delivery_whose_channel_is_lost() -> None:
