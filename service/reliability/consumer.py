@@ -15,6 +15,7 @@ from typing import cast
 
 import structlog
 from aio_pika.abc import AbstractChannel
+from aio_pika.exceptions import ChannelNotFoundEntity
 from aiormq import Channel as Wire
 from aiormq.abc import DeliveredMessage
 
@@ -162,6 +163,8 @@ class Consumer:
                 log.info("consumer_cancelled", queue=self.inbound.family.work)
                 return  # the channel stays open: what is in flight is still to be settled on it
             log.warning("consumer_lost", queue=self.inbound.family.work, why=why)
+            if not wire.closing.done() and await self._is_queue_there():
+                await _close(channel)  # RabbitMQ 4.3's consumer time-out: its deliveries are back in the queue
         finally:
             self._tag = None
             if not self._stopping.is_set():
@@ -169,10 +172,20 @@ class Consumer:
                 self.gate.sweep()
                 self._retire(channel)
 
+    async def _is_queue_there(self) -> bool:
+        channel = await self.link.channel()
+        try:
+            await channel.declare_queue(self.inbound.family.work, passive=True)
+        except ChannelNotFoundEntity:
+            return False
+        await channel.close()
+        return True
+
     def _retire(self, channel: AbstractChannel) -> None:
         """Close a channel when its deliveries are settled.
 
         The broker may have cancelled the consumer because the queue was deleted, and nobody else has them any more.
+        Where it has taken them back, the channel is closed already.
         """
 
         async def close_when_settled(deliveries: set[asyncio.Task[None]]) -> None:

@@ -28,7 +28,7 @@ PROBE_TIMEOUT = 5.0
 log = structlog.get_logger(__name__)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Turn:
     """One delivery's way through the gate.
 
@@ -71,10 +71,9 @@ class Gate:
     longest_pause: timedelta = timedelta(seconds=2)
     is_open: bool = True
     _limit: int = field(init=False)
-    _inside: int = 0
+    _inside: list[Turn] = field(default_factory=list)
     _alone_inside: bool = False
     _opening: int = 0
-    _inside_since_opening: int = 0
     _alone: deque[Turn] = field(default_factory=deque)
     _others: deque[Turn] = field(default_factory=deque)
     _failures: int = 0
@@ -91,7 +90,9 @@ class Gate:
 
         Args:
             alone: nobody else is inside meanwhile; who is alone goes before all others.
-            is_hopeless: tells that waiting has lost its sense; asked while the gate is closed, and by `sweep`.
+            is_hopeless: tells that waiting has lost its sense; asked while the gate is closed, and by `sweep`. Who
+                is inside and hopeless is not waited for by who is to be alone: its delivery was taken back, and
+                whatever comes next must not be held up by a handler that hangs.
         """
         turn = Turn(is_hopeless)
         (self._alone if alone else self._others).append(turn)
@@ -100,10 +101,9 @@ class Gate:
             await turn.answer
             yield turn
         finally:
-            if turn.came:
-                self._inside -= 1
-                self._inside_since_opening -= turn.opening == self._opening
-                self._alone_inside = False  # whoever leaves was alone, or nobody is
+            if turn in self._inside:
+                self._inside.remove(turn)
+                self._alone_inside = self._alone_inside and not alone
                 self._let_in()
 
     def close(self, why: str, turn: Turn | None = None) -> None:
@@ -129,6 +129,7 @@ class Gate:
         for waiting in (*self._alone, *self._others):
             if not waiting.answer.done() and waiting.is_hopeless():
                 waiting.answer.set_result(False)
+        self._let_in()
 
     async def _reopen(self) -> None:
         while not self.stopping.is_set():
@@ -139,7 +140,6 @@ class Gate:
             if await self._answers():
                 self.is_open = True
                 self._opening += 1
-                self._inside_since_opening = 0
                 self.metrics.gate_open.set(1)
                 log.info("gate_opened", probes=self._failures)
                 self._let_in()
@@ -163,20 +163,20 @@ class Gate:
                 queue.popleft()
                 continue
             if queue is self._alone:
-                if self._inside:
+                if not all(inside.is_hopeless() for inside in self._inside):
                     return  # it waits for those inside, and everybody else for it
                 self._alone_inside = True
-            self._inside += 1
-            self._inside_since_opening += 1
             turn = queue.popleft()
             turn.opening = self._opening
+            self._inside.append(turn)
             turn.answer.set_result(True)
 
     def _has_room(self) -> bool:
         """Tell whether one more may come in; who is left from before an outage, perhaps hanging, keeps nobody out."""
+        since_opening = sum(turn.opening == self._opening for turn in self._inside)
         return (
             self.is_open
-            and self._inside < self.capacity
-            and self._inside_since_opening < self._limit
+            and len(self._inside) < self.capacity
+            and since_opening < self._limit
             and not self._alone_inside
         )

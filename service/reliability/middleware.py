@@ -79,6 +79,7 @@ class Reliability:
     longest_pause: timedelta = timedelta(seconds=5)
     longest_hold: timedelta = LONGEST_HOLD
     _marked: set[tuple[str, str]] = field(default_factory=set)
+    _executing: set[tuple[str, str]] = field(default_factory=set)
 
     def __call__(self, message: IncomingMessage | None, /, *, context: Any) -> "DeliveryMiddleware":
         """Return the middleware of one delivery: FastStream calls this for each."""
@@ -105,13 +106,20 @@ class Reliability:
         except PermanentError as error:
             return _unexecuted(error, envelope)
         is_hopeless = self._is_hopeless(message.raw_message)
+        key = subscription.consumer, message_id
         contests = 0
         # A delivery whose channel is lost comes again: executed here as well, it would be one execution too many.
         while not is_hopeless():
+            if envelope.redelivered and key in self._executing:
+                # The broker took it back from a handler that is at work here. Inside, it would only wait for that one.
+                contests += 1
+                await self._pause(contests)
+                continue
             async with self.gate.turn(alone=envelope.redelivered, is_hopeless=is_hopeless) as turn:
                 if not turn.came or is_hopeless():
                     break
                 try:
+                    self._executing.add(key)
                     execute = self._execute_marked if envelope.redelivered else self._execute
                     outcome = await execute(call_next, message, envelope, subscription, message_id)
                 except DatabaseUnavailableError as error:
@@ -123,11 +131,14 @@ class Reliability:
                 else:
                     self.gate.succeeded(turn)
                     return outcome
+                finally:
+                    self._executing.discard(key)
             contests += 1
-            await self.stopping.pause(
-                backoff(contests, self.jitter(), first=self.first_pause, longest=self.longest_pause)
-            )
+            await self._pause(contests)
         return Return()
+
+    async def _pause(self, contests: int) -> None:
+        await self.stopping.pause(backoff(contests, self.jitter(), first=self.first_pause, longest=self.longest_pause))
 
     def _is_hopeless(self, message: IncomingMessage) -> Callable[[], bool]:
         """Return what tells that a delivery cannot be executed here any more."""

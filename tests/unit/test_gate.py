@@ -20,6 +20,7 @@ class Bench:
         self.answers = True
         self.probes = 0
         self.hopeless = False
+        self.taken_back: set[str] = set()
         self.inside: list[str] = []
         self.sent_away: list[str] = []
         self.turns: dict[str, Turn] = {}
@@ -47,7 +48,10 @@ class Bench:
         """Start a delivery's way through the gate."""
 
         async def deliver() -> None:
-            async with self.gate.turn(alone=alone, is_hopeless=lambda: self.hopeless) as turn:
+            def is_hopeless() -> bool:
+                return self.hopeless or name in self.taken_back
+
+            async with self.gate.turn(alone=alone, is_hopeless=is_hopeless) as turn:
                 self.turns[name] = turn
                 if not turn.came:
                     self.sent_away.append(name)
@@ -80,6 +84,25 @@ async def test_as_many_are_inside_as_there_is_room_in_the_order_of_their_arrival
     bench.leave.set()
     await asyncio.gather(*tasks)
     assert bench.most_inside == 2
+
+
+async def test_who_is_to_be_alone_does_not_wait_for_a_delivery_that_was_taken_back() -> None:
+    """A handler that hangs held up everybody: the next redelivery waited for it, and all others for that one."""
+    bench = Bench()
+    hanging = bench.arrive("hangs")
+    await bench.settle()
+    again, following = bench.arrive("again", alone=True), bench.arrive("next")
+    await bench.settle()
+    assert bench.inside == ["hangs"]
+    bench.taken_back.add("hangs")
+    bench.gate.sweep()
+    await bench.settle()
+    assert bench.inside == ["hangs", "again"]
+    hanging.cancel()
+    await bench.settle()
+    assert bench.inside == ["again"], "who leaves was not the one who is alone"
+    bench.leave.set()
+    await asyncio.gather(again, following)
 
 
 async def test_who_comes_again_is_alone_and_goes_before_those_who_wait() -> None:
