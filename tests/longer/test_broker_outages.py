@@ -5,6 +5,7 @@ Each test records how many seconds the service took to go on after the broker's 
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -12,9 +13,10 @@ import pytest
 
 from tests.support.outage import FAILING, Handler, Probes, client, metric, probing, publish
 from tests.support.own_broker import OwnBroker, free_port, own_broker
+from tests.support.process import ServiceProcess
 from tests.support.proxy import proxy_to
 from tests.support.rabbit import Rabbit
-from tests.support.stock import StockService, settings, stock_service
+from tests.support.stock import TYPE, StockService, settings, stock_service
 from tests.support.waiting import eventually
 
 pytestmark = pytest.mark.timeout(240)
@@ -197,6 +199,35 @@ async def test_a_memory_alarm_costs_no_attempt_doubles_nothing_and_is_shown(
     assert sent <= RESUMED_WITHIN
     assert "publisher" in probes.reasons
     assert "consumer" not in probes.reasons
+
+
+@pytest.mark.guarantee("G9")
+async def test_sigterm_during_a_memory_alarm_ends_within_the_budget_and_loses_nothing(
+    environment: dict[str, str], stock_url: str, node: OwnBroker, connection: asyncpg.Connection, tmp_path: Path
+) -> None:
+    """It starts and consumes during the alarm, too; a copy and an event that cannot leave wait for the next start."""
+    arguments = ("-m", "tests.support.stopped_at", "never", "stock")
+    service = ServiceProcess(environment | {"BILLING_RABBITMQ_URL": node.url()}, tmp_path / "log", arguments)
+    await service.start().ready()
+    async with client(node) as rabbit:
+        await rabbit.collect_events()
+        assert await service.stop() == 0
+        await publish(rabbit, ["m-1"])
+        await rabbit.publish(TYPE, b"{", message_id="bad")
+        await node.alarm(on=True)
+        service.start()
+        await service.logged("broker_blocked")
+        await eventually(
+            lambda: connection.fetchval("select coalesce(sum(quantity), 0) from stock"), lambda pieces: pieces == 1
+        )
+        assert await service.stop(within=15) == 0
+        await node.alarm(on=False)
+        await service.start().ready()
+        await eventually(lambda: rabbit.count("orders.parking"), lambda n: n >= 1)
+        assert {message.message_id for message in await rabbit.take("orders.parking")} == {"bad"}
+        await eventually(rabbit.events, bool)
+        assert await connection.fetchval("select sum(quantity) from stock") == 1
+        assert await service.stop() == 0
 
 
 async def everything_is_as_if_nothing_had_been(
