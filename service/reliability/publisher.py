@@ -73,20 +73,20 @@ class ConfirmingPublisher:
     Attributes:
         link: the connection to publish on.
         confirm_timeout: deadline for connecting, sending and the confirm together; the framework ignores the one
-            given to it. The time stands still while the connection is blocked: what was sent is in the socket, and
-            sent again it would be published twice.
-        stopping: once set, nothing is waited for any longer than that.
+            given to it.
+        stopping: until it is set, the time stands still while the connection is blocked: what was sent is in the
+            socket, and sent again it would be published twice. Without it, nobody publishes again.
     """
 
     link: BrokerLink
     confirm_timeout: timedelta
-    stopping: Stopping = field(default_factory=Stopping)
+    stopping: Stopping | None = None
     _channels: dict[str, AbstractChannel] = field(default_factory=dict)
     _opening: asyncio.Lock = field(default_factory=asyncio.Lock)
     _locks: dict[str, "_KeyLock"] = field(default_factory=lambda: defaultdict(_KeyLock))
 
     async def publish(self, message: Message, exchange: str, routing_key: str) -> Publication:
-        """Publish and wait for the broker's answer, at most `confirm_timeout` of time in which it reads."""
+        """Publish and wait for the broker's answer, at most `confirm_timeout`."""
         try:
             with losses_are_errors():
                 await self._publish(message, exchange, routing_key)
@@ -149,7 +149,7 @@ class ConfirmingPublisher:
 
         def expire() -> None:
             nonlocal timer
-            if self.link.is_blocked and not self.stopping.is_set():
+            if self.stopping is not None and not self.stopping.is_set() and self.link.is_blocked:
                 timer = loop.call_later(seconds, expire)
             else:
                 time.reschedule(loop.time())

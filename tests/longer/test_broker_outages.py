@@ -227,6 +227,7 @@ async def test_sigterm_during_a_memory_alarm_ends_within_the_budget_and_loses_no
         assert {message.message_id for message in await rabbit.take("orders.parking")} == {"bad"}
         await eventually(rabbit.events, bool)
         assert await connection.fetchval("select sum(quantity) from stock") == 1
+        assert len(service.records("broker_blocked")) == 1
         assert await service.stop() == 0
 
 
