@@ -1,7 +1,5 @@
 """PostgreSQL: the pool, single connections, and the schema's version."""
 
-import socket
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from service.reliability.errors import SchemaError
 from service.reliability.retry import short
+from service.reliability.sockets import watch
 
 APPLICATION_NAME = "billing"
 
@@ -30,10 +29,6 @@ _KEEPALIVES = {
     "tcp_user_timeout": "10000",  # milliseconds; where something was sent to the peer, a NOTIFY say, it is not probed
 }
 """The server drops the session of a peer that vanished, with its claims and locks, after seconds instead of hours."""
-
-SILENCE = 9
-"""Seconds after which the kernel gives up a connection to a server that vanished: one that waits for an answer, which
-it asks for signs of life, as well as one whose data nobody acknowledges. Its own default is a quarter of an hour."""
 
 _HERE = Path(__file__).resolve().parent
 
@@ -114,13 +109,8 @@ def _alembic_config() -> Config:
 
 
 async def _notice_silence(connection: Any) -> None:
-    """Have the kernel end the connection when its server has vanished: the driver itself would wait on."""
-    peer: socket.socket = connection._transport.get_extra_info("socket")  # noqa: SLF001 - the driver hides it
-    if peer.family != socket.AF_UNIX and sys.platform == "linux":
-        peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENCE // 3)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, SILENCE // 3)
-        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, SILENCE * 1000)
+    """Have the kernel end the connection when its server has vanished."""
+    watch(connection._transport.get_extra_info("socket"))  # noqa: SLF001 - the driver hides it
 
 
 async def _leave_as_is(connection: asyncpg.Connection) -> None:

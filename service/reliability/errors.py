@@ -7,6 +7,7 @@ ReliabilityError
 ├── TransactionAbortedError  COMMIT answered ROLLBACK: an attempt is spent
 ├── ClaimContestedError      another copy is being processed for too long: held and run again, no attempt is spent
 ├── DatabaseUnavailableError an outage, not the message's fault: held and run again, no attempt is spent
+│   └── SessionLostError     it met the execution in the middle: held likewise, unless that happens again and again
 ├── BrokerUnavailableError   no host of the broker takes a connection: tried again with pauses
 ├── TopologyError            the broker's queues are not what the contract says: the start stops
 ├── SchemaError              the database's tables are not those of this version
@@ -50,6 +51,10 @@ class ClaimContestedError(ReliabilityError):
 
 class DatabaseUnavailableError(ReliabilityError):
     """The database cannot be reached, refuses connections or takes no writes."""
+
+
+class SessionLostError(DatabaseUnavailableError):
+    """The database was lost after the handler had begun: the handler may be what loses it."""
 
 
 class BrokerUnavailableError(ReliabilityError):

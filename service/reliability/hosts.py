@@ -5,7 +5,6 @@ on, by every link that shares the value. So the links of a process meet at one h
 not disturb it; to spread instances over the nodes, give each another order.
 """
 
-import socket
 from asyncio import CancelledError, StreamReader, StreamWriter, timeout
 from collections import deque
 from collections.abc import Iterable
@@ -19,6 +18,7 @@ from yarl import URL
 
 from service.reliability.errors import BrokerUnavailableError
 from service.reliability.retry import short
+from service.reliability.sockets import watch
 
 CONNECT_TIMEOUT = 5.0
 """Seconds for TCP, TLS and the AMQP handshake together, at each host."""
@@ -29,14 +29,6 @@ HEARTBEAT = 5
 So a host that falls silent, while its TCP still answers, is given up after 20 s at most: 16 to 19 s were measured, and
 31 to 38 s with a heartbeat of 10. Less than 5 is advised against by RabbitMQ: a busy moment passes for a death.
 """
-
-SOCKET_OPTIONS = {
-    "TCP_USER_TIMEOUT": 10_000,  # milliseconds that what was sent may stay unacknowledged: the host or the way is gone
-    "TCP_KEEPIDLE": 5,  # seconds without data, then a probe
-    "TCP_KEEPINTVL": 2,  # seconds between probes
-    "TCP_KEEPCNT": 3,
-}
-"""What makes the kernel notice that a host has vanished, set where the platform has them: measured, after 9 to 14 s."""
 
 log = structlog.get_logger(__name__)
 
@@ -96,14 +88,6 @@ class WatchedTransport(TransportFactory):
             reader, writer = await TCPTransportFactory().create(url, **kwargs)
         watch(writer.get_extra_info("socket"))
         return reader, writer
-
-
-def watch(connected: socket.socket) -> None:
-    """Let the kernel give up a connection whose other end has vanished."""
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in SOCKET_OPTIONS.items():
-        if hasattr(socket, name):
-            connected.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 async def _connect(address: URL, name: str) -> tuple[Connection, str]:

@@ -24,6 +24,7 @@ from service.reliability.errors import (
     HandlerCancelledError,
     HandlerTimeoutError,
     PermanentError,
+    SessionLostError,
 )
 from service.reliability.gate import Gate
 from service.reliability.inbound import Inbound, Subscription, _current
@@ -42,6 +43,10 @@ _CONFLICT = PermanentError(Reason.MESSAGE_ID_CONFLICT, "the message id was used 
 
 LONGEST_HOLD = timedelta(minutes=25)
 """Below the broker's consumer time-out of 30 minutes, which would take back everything on the channel at once."""
+
+MOST_SESSIONS = 10
+"""Database sessions that a delivery may lose while its handler runs; an outage takes one. The next is a failure like any
+other: a handler can end its own session, or bring the server down, and would be held for ever."""
 
 log = structlog.get_logger(__name__)
 
@@ -107,7 +112,7 @@ class Reliability:
             return _unexecuted(error, envelope)
         is_hopeless = self._is_hopeless(message.raw_message)
         key = subscription.consumer, message_id
-        contests = 0
+        contests = sessions_lost = 0
         # A delivery whose channel is lost comes again: executed here as well, it would be one execution too many.
         while not is_hopeless():
             if envelope.redelivered and key in self._executing:
@@ -125,7 +130,11 @@ class Reliability:
                 except DatabaseUnavailableError as error:
                     self._hold(message_id, error)
                     self.gate.close(str(error), turn)
-                    continue
+                    sessions_lost += isinstance(error, SessionLostError)
+                    if sessions_lost < MOST_SESSIONS:
+                        continue
+                    await self._clear_starts(*key)
+                    return self.inbound.family.policy.decide(error, envelope.attempt)
                 except ClaimContestedError as error:
                     self._hold(message_id, error)
                 else:
@@ -222,22 +231,30 @@ class Reliability:
         message_id: str,
         content: bytes,
     ) -> Outcome:
-        async with self.transactions.begin(envelope) as work:
-            claim = await self._claim(work, consumer, message_id, content)
-            await self.barrier("claimed")
-            match claim:
-                case Claim.DUPLICATE:
-                    return Ack(duplicate=True)
-                case Claim.CONFLICT:
-                    return _unexecuted(_CONFLICT, envelope)
-                case Claim.NEW:
-                    async with self._handler_time():
-                        token = _current.set(work)
-                        try:
-                            await call_next(message)
-                        finally:
-                            _current.reset(token)
-                    await self.barrier("handled")
+        handling = False
+        try:
+            async with self.transactions.begin(envelope) as work:
+                claim = await self._claim(work, consumer, message_id, content)
+                await self.barrier("claimed")
+                match claim:
+                    case Claim.DUPLICATE:
+                        return Ack(duplicate=True)
+                    case Claim.CONFLICT:
+                        return _unexecuted(_CONFLICT, envelope)
+                    case Claim.NEW:
+                        handling = True
+                        async with self._handler_time():
+                            token = _current.set(work)
+                            try:
+                                await call_next(message)
+                            finally:
+                                _current.reset(token)
+                        handling = False
+                        await self.barrier("handled")
+        except DatabaseUnavailableError as error:
+            if handling:
+                raise SessionLostError(str(error)) from error
+            raise
         await self.barrier("committed")
         return Ack()
 

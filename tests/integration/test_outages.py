@@ -317,3 +317,24 @@ async def test_marks_whose_answer_is_lost_are_not_taken_for_crashes(postgres: Ow
             assert lost >= 1
             assert await rabbit.count("orders.parking") == 0
             await eventually(lambda: postgres.sql("select from started_messages"), lambda rows: not rows)
+
+
+@pytest.mark.guarantee("G6")
+async def test_who_ends_its_own_session_is_parked_and_holds_nobody_up(stock_url: str, rabbit: Rabbit) -> None:
+    """It looks like an outage each time; a real one does not come back whenever this handler runs."""
+
+    async def end_session(received: Received, work: BillingUnitOfWork) -> None:
+        if received.sku == "killer":
+            await work.connection.execute("select pg_terminate_backend(pg_backend_pid())")
+        await add(received, work)
+
+    async with stock_service(settings(stock_url, rabbit.url, max_attempts=2), end_session) as stock:
+        await rabbit.publish(TYPE, b'{"sku": "killer"}', message_id="killer")
+        for _ in range(20):
+            await rabbit.publish(TYPE, b"{}")
+        await stock.has_stock(2000)
+        await eventually(lambda: rabbit.count("orders.parking"), lambda n: n == 1, within=60)
+        [parked] = await rabbit.take("orders.parking")
+        assert (parked.message_id, parked.headers["x-parked-reason"]) == ("killer", "attempts-exhausted")
+        assert parked.headers["x-exception-type"].endswith("SessionLostError")
+        await eventually(stock.is_ready, bool)

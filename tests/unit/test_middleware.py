@@ -17,7 +17,7 @@ from service.reliability.barrier import Point
 from service.reliability.errors import DatabaseUnavailableError, PermanentError
 from service.reliability.gate import Gate
 from service.reliability.inbound import Inbound, current_unit_of_work
-from service.reliability.middleware import Reliability
+from service.reliability.middleware import MOST_SESSIONS, Reliability
 from service.reliability.outbox import Event
 from service.reliability.outcome import Reason
 from service.reliability.retry import RetryPolicy
@@ -414,6 +414,21 @@ async def test_an_outage_holds_the_message_and_spends_no_attempt() -> None:
     assert bench.journal == ["claimed", "added 100 nail", "handled", "committed", "ack"]
     assert bench.copies == []
     assert bench.count("billing_deliveries_held_total") == 3
+
+
+async def test_a_handler_that_loses_its_session_again_and_again_has_failed() -> None:
+    """Each time the probe finds the database well: it is not an outage, and would go on for ever."""
+    bench = Bench()
+
+    async def lose(_work: MemoryUnitOfWork) -> None:
+        raise DatabaseUnavailableError("the session was lost")
+
+    bench.act = lose
+    bench.inbound.prepare()
+    await bench.deliver()
+    assert [queue for queue, _ in bench.copies] == ["stock.wait.5s"]
+    assert bench.count("billing_deliveries_held_total") == MOST_SESSIONS
+    assert bench.journal[-1] == "ack"
 
 
 async def test_an_outage_during_the_last_attempt_parks_nothing() -> None:
