@@ -1,7 +1,5 @@
 """The topology on a real broker: made, compared, refused, never changed behind anybody's back."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
@@ -12,7 +10,7 @@ from service.reliability import topology
 from service.reliability.errors import TopologyError
 from service.reliability.hosts import Hosts
 from service.reliability.link import BrokerLink
-from tests.support.rabbit import BROKER, PASSWORD, Rabbit, rabbitmqctl
+from tests.support.rabbit import Rabbit, rabbitmqctl, user_with
 from tests.support.stock import settings, stock_service
 from tests.support.waiting import eventually
 
@@ -84,19 +82,6 @@ async def test_check_reports_what_is_missing_and_makes_nothing(rabbit: Rabbit) -
 CONFIGURE = r"^(orders(\..+)?|billing)$"
 READ = r"^orders(\..+)?$"
 WRITE, VERIFY_WRITE = r"^(amq\.default|billing|orders\.work)$", r"^(amq\.default|billing)$"
-
-
-@contextmanager
-def user_with(rabbit: Rabbit, *rights: str) -> Iterator[str]:
-    """Make a user that may configure, write and read so much; yield the address to use."""
-    vhost = rabbit.url.rsplit("/", 1)[1]
-    user = f"restricted-{vhost}"
-    rabbitmqctl("add_user", user, PASSWORD)
-    try:
-        rabbitmqctl("set_permissions", "-p", vhost, user, *rights)
-        yield BROKER.url(vhost, user)
-    finally:
-        rabbitmqctl("delete_user", user)
 
 
 @pytest.mark.parametrize(

@@ -240,6 +240,19 @@ async def rabbit_client(url: str, *, keep: bool = False) -> AsyncIterator[Rabbit
             await wipe(url)
 
 
+@contextmanager
+def user_with(rabbit: Rabbit, *rights: str) -> Iterator[str]:
+    """Make a user that may configure, write and read so much; yield the address to use."""
+    vhost = rabbit.url.rsplit("/", 1)[1]
+    user = f"restricted-{vhost}"
+    rabbitmqctl("add_user", user, PASSWORD)
+    try:
+        rabbitmqctl("set_permissions", "-p", vhost, user, *rights)
+        yield BROKER.url(vhost, user)
+    finally:
+        rabbitmqctl("delete_user", user)
+
+
 async def wipe(url: str) -> None:
     """Delete every queue and exchange that the service or a test makes; what is not there is no error."""
     async with await aio_pika.connect(url) as connection, connection.channel() as channel:
