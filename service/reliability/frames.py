@@ -11,6 +11,7 @@ version; with another one that has moved them, `guard` warns and leaves everythi
 
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import version
 from typing import Any
 
@@ -57,16 +58,22 @@ def guard() -> bool:
         return True
     moved = [name for table, key, name in _DECODERS if table.get(key) is not getattr(decode, name, None)]
     if moved:
-        log.warning(
-            "frames_not_guarded",
-            client=f"pamqp {version('pamqp')}",
-            decoders=sorted(set(moved)),
-            explanation="a frame that cannot be decoded will stop the consumer: install the pinned version",
-        )
+        _warn(tuple(sorted(set(moved))))
         return False
     for table, key, _ in _DECODERS:
         table[key] = ours[key]
     return True
+
+
+@cache
+def _warn(moved: tuple[str, ...]) -> None:
+    """Warn, once in a process: every connection is guarded."""
+    log.warning(
+        "frames_not_guarded",
+        client=f"pamqp {version('pamqp')}",
+        decoders=list(moved),
+        explanation="a frame that cannot be decoded will stop the consumer: install the pinned version",
+    )
 
 
 def build(delivered: DeliveredMessage) -> tuple[IncomingMessage, Diagnosis | None]:

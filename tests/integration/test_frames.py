@@ -135,6 +135,29 @@ def test_a_client_that_has_moved_a_decoder_is_left_as_it_is(
     assert "pamqp" in told
 
 
+WITH_ANOTHER_CLIENT = """
+import runpy, sys
+from pamqp import decode
+moved = decode.METHODS["timestamp"]
+decode.METHODS["timestamp"] = lambda value: moved(value)
+sys.argv = ["billing", "run"]
+runpy.run_module("service", run_name="__main__", alter_sys=True)
+"""
+
+
+async def test_a_service_whose_client_has_moved_a_decoder_warns_once_and_works(
+    environment: dict[str, str], tmp_path: Path, rabbit: Rabbit, connection: asyncpg.Connection
+) -> None:
+    """Each of its connections is guarded; one warning is enough."""
+    service = await ServiceProcess(environment, tmp_path / "log", ("-c", WITH_ANOTHER_CLIENT)).start().ready()
+    await rabbit.publish(*placed("5d2e1f0a-0000-4000-8000-000000000000"))
+    await eventually(lambda: connection.fetchval("select count(*) from invoices"), lambda n: n == 1)
+    assert await service.stop() == 0
+    [warning] = service.records("frames_not_guarded")
+    assert (warning["level"], warning["decoders"]) == ("warning", ["timestamp"])
+    assert warning["client"].startswith("pamqp ")
+
+
 @pytest.mark.parametrize("levels", [1, 19, 20, 5000])
 def test_tables_are_read_to_a_depth_and_told_from_there(levels: int) -> None:
     frames.guard()
