@@ -6,12 +6,13 @@ message. The rules are written down here once more, by hand, from the contract: 
 
 import gzip
 import json
+import random
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 from tests.support.rabbit import BROKER
@@ -369,13 +370,16 @@ def hostile_messages(draw: st.DrawFn, number: str) -> Hostile:
 
 
 def draw_batches(number: int, size: int) -> list[list[Hostile]]:
-    """Draw so many batches, at other random numbers each time.
+    """Draw so many batches, at other random numbers each time; the seed is printed, and comes with `--randomly-seed`.
 
     All before the service runs: it draws random numbers, too, and Hypothesis wants them for itself. Nothing is shrunk:
     what is wrong is told of each message, so a smaller batch would tell no more.
     """
     messages: list[Hostile] = []
+    chosen = random.getrandbits(32)
+    print(f"hostile messages of seed {chosen}")  # noqa: T201 - shown where the test fails
 
+    @seed(chosen)
     @settings(
         max_examples=number * size,
         deadline=None,

@@ -7,13 +7,16 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+from structlog.testing import capture_logs
+
 from service.reliability.hosts import Hosts
 from service.reliability.link import BrokerLink
 from service.reliability.parking import visit
 from service.reliability.settlement import HEADERS_LIMIT
-from tests.support.hostile import SECRET, TRAP, Hostile
+from tests.support.hostile import LARGEST_BODY, SECRET, TRAP, Hostile, draw_batches
 from tests.support.rabbit import EVENTS, Rabbit
-from tests.support.stock import TYPE, StockService
+from tests.support.stock import TYPE, StockService, settings, stock_service
 from tests.support.waiting import eventually
 from tests.support.wire import RawMessage, RawProducer, content_header, short_string
 
@@ -27,7 +30,23 @@ OTHER_PROPERTIES = 14 + 8 * 256 + 32
 ADDED = 3000
 """Bytes that a parked copy's headers have at most beyond the producer's."""
 
-_HARMLESS = {"consumer_started", "message_parked", "delivery_settled", "relay_state_changed"}
+_HARMLESS = {"broker_connected", "consumer_started", "message_parked", "delivery_settled", "relay_state_changed"}
+
+
+async def judge_random_messages(
+    number: int, stock_url: str, rabbit: Rabbit, caplog: pytest.LogCaptureFixture
+) -> "Judge":
+    """Judge so many batches of 25 random messages; return the judge with its counts."""
+    batches = draw_batches(number, 25)
+    await rabbit.collect_events()
+    await rabbit.channel.declare_queue(TRAP, durable=True)
+    caplog.set_level(logging.WARNING)
+    async with stock_service(settings(stock_url, rabbit.url, max_body_bytes=LARGEST_BODY)) as stock:
+        with capture_logs() as logs:
+            judge = Judge(rabbit, stock, logs, caplog.records)
+            for batch in batches:
+                await judge.judge(batch)
+    return judge
 
 
 @dataclass(slots=True)
@@ -48,6 +67,7 @@ class Judge:
     refused: int = 0
     batches: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    _connected: Counter[str] = field(default_factory=Counter)
     _goods: int = 0
 
     async def judge(self, batch: list[Hostile]) -> None:
@@ -190,6 +210,9 @@ class Judge:
         told = Counter(line["event"] for line in self.logs)
         assert told.keys() <= _HARMLESS, {line["event"]: line for line in self.logs if line["event"] not in _HARMLESS}
         assert told["consumer_started"] == 0
+        self._connected.update(line["connection"] for line in self.logs if line["event"] == "broker_connected")
+        assert self._connected["billing-consumer"] == 0
+        assert max(self._connected["billing-publisher"], self._connected["billing-relay"]) <= 1
         assert SECRET not in repr(self.logs)
         self.logs.clear()
         libraries = [f"{record.name}: {record.getMessage()}" for record in self.records]
