@@ -5,8 +5,9 @@ library raises while it parses, below everything that could settle the delivery.
 delivers the message again, and so on for ever, with all that was prefetched beside it. `guard` replaces the four
 decoders concerned by ones that mark what they cannot read; `build` then tells what is marked.
 
-Four entries of the library's tables are replaced: what it decodes is decoded as before. A test holds them to the pinned
-version; with another one that has moved them, `guard` warns and leaves everything as it is.
+Some entries of the library's tables are replaced: what it decodes is decoded as before. A test holds them to the pinned
+version; with another one that has moved them, `guard` warns and leaves everything as it is. What writes a header's
+value is replaced as well, so that a copy has the numbers of the original.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from typing import Any
 import structlog
 from aio_pika import IncomingMessage
 from aiormq.abc import DeliveredMessage
-from pamqp import decode
+from pamqp import decode, encode
 from pamqp.commands import Basic
 
 from service.reliability.envelope import SHORT_STRING
@@ -45,6 +46,8 @@ _DECODERS: tuple[tuple[dict[Any, Decoder], Any, str], ...] = (
 )
 """Where the library looks a decoder up, under which key, and the name of the one that must be there."""
 
+_encode_value = encode.encode_table_value
+
 _level = 0
 
 log = structlog.get_logger(__name__)
@@ -62,6 +65,7 @@ def guard() -> bool:
         return False
     for table, key, _ in _DECODERS:
         table[key] = ours[key]
+    encode.encode_table_value = _value_with_doubles
     return True
 
 
@@ -186,3 +190,8 @@ def _read_table(value: bytes) -> tuple[int, dict[str, Any]]:
         consumed, table[name] = decode.embedded_value(value[offset:])
         offset += consumed
     return end, table
+
+
+def _value_with_doubles(value: Any) -> bytes:
+    """Encode a header's value: the library writes floats in single precision, and fails for what is beyond it."""
+    return b"d" + encode.double(value) if isinstance(value, float) else _encode_value(value)

@@ -1,5 +1,7 @@
 """Properties and history that a message brings along from elsewhere change nothing here, and do not pile up."""
 
+import struct
+
 import pytest
 from structlog.testing import capture_logs
 
@@ -7,7 +9,7 @@ from service.app import BillingUnitOfWork
 from tests.support.rabbit import BROKER, EVENTS, Rabbit, user_with
 from tests.support.stock import TYPE, Received, settings, stock_service
 from tests.support.waiting import eventually
-from tests.support.wire import RawMessage, RawProducer, content_header, publish_raw, short_string
+from tests.support.wire import RawMessage, RawProducer, content_header, publish_bytes, publish_raw, short_string, table
 
 PARKING = "orders.parking"
 FOREIGN = "test.full"
@@ -90,6 +92,17 @@ async def test_a_parked_message_outlives_its_expiration(stock_url: str, rabbit: 
         copy = await parked(rabbit)
         assert copy.properties.expiration is None
         assert copy.content == INVALID
+
+
+async def test_numbers_in_headers_are_copied_as_they_are(stock_url: str, rabbit: Rabbit) -> None:
+    """The client library would write a double in single precision, and none that is too large for that."""
+    rate, large = (b"d" + struct.pack(">d", number) for number in (0.1, 1e300))
+    headers = table((b"rate", rate), (b"large", large), (b"rates", b"F" + table((b"EUR", rate))))
+    async with stock_service(settings(stock_url, rabbit.url)):
+        await publish_bytes(rabbit.url, TYPE.encode(), INVALID, message_id=short_string(b"m-1"), headers=headers)
+        copy = await parked(rabbit)
+        told = {name: copy.headers.get(name) for name in ("rate", "large", "rates")}
+        assert told == {"rate": 0.1, "large": 1e300, "rates": {"EUR": 0.1}}
 
 
 async def test_two_hundred_replays_add_nothing(stock_url: str, rabbit: Rabbit) -> None:
