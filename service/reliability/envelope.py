@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, Never, Protocol
 
 from service.reliability.errors import PermanentError
 from service.reliability.outcome import Park, Reason, Retry
@@ -161,13 +161,19 @@ def digest(event_type: str, body: bytes) -> bytes:
     The content is the parsed JSON in canonical form: sorted keys, no insignificant white space.
 
     Raises:
-        PermanentError: the body is not JSON that Python can read (an integer of thousands of digits, say).
+        PermanentError: the body is not JSON that Python can read (an integer of thousands of digits, say), or has one
+            of the constants that only Python takes for JSON.
     """
     try:
-        content = json.dumps(json.loads(body), sort_keys=True, separators=(",", ":"))
+        parsed = json.loads(body, parse_constant=_refuse_constant)
+        content = json.dumps(parsed, sort_keys=True, separators=(",", ":"))
     except (ValueError, RecursionError) as error:
         raise PermanentError(Reason.UNREADABLE, f"the body cannot be read as JSON ({type(error).__name__})") from None
     return hashlib.sha256(f"{event_type}\n{content}".encode("ascii", "backslashreplace")).digest()
+
+
+def _refuse_constant(name: str) -> Never:
+    raise ValueError(f"{name} is no JSON")
 
 
 def waiting_headers(envelope: Envelope, retry: Retry) -> dict[str, Any]:

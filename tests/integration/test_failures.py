@@ -99,6 +99,7 @@ async def test_the_copy_that_waits_is_persistent_and_says_where_it_came_from(sto
         ("unreadable", gzip.compress(BODY, mtime=0), {"content_encoding": "gzip"}),
         ("unreadable", gzip.compress(BODY, mtime=0), {}),
         ("unreadable", BODY, {"content_encoding": "br"}),
+        ("unreadable", b'{"sku": "nail", "remark": NaN}', {}),
         ("invalid", b"null", {}),
         ("invalid", b"[]", {}),
         ("invalid", b'"{\\"sku\\": \\"nail\\"}"', {}),

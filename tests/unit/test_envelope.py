@@ -261,7 +261,7 @@ def test_a_digest_does_not_depend_on_the_order_of_keys(content: dict[str, Any]) 
     assert digest("t", json.dumps(content).encode()) == digest("t", json.dumps(backwards).encode())
 
 
-@pytest.mark.parametrize("body", [b"9" * 5000, b"[" * 100_000, b"{", b"\xff"])
+@pytest.mark.parametrize("body", [b"9" * 5000, b"[" * 100_000, b"{", b"\xff", b"[NaN]", b"-Infinity"])
 def test_what_python_cannot_read_as_json_is_unreadable(body: bytes) -> None:
     with pytest.raises(PermanentError) as refused:
         digest("t", body)
