@@ -1,6 +1,9 @@
 """Properties and history that a message brings along from elsewhere change nothing here, and do not pile up."""
 
+import json
 import struct
+from collections import Counter
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -23,6 +26,15 @@ HISTORY = [
     for reason in ("rejected", "expired")
 ]
 """As it is after a long life with others: 31 kB of headers."""
+
+
+COUNTS: tuple[Any, ...] = (3, 2**40, True, "3", -5, 2.5, None)
+DEATHS: tuple[Any, ...] = (
+    *([{"queue": "orders.work", "reason": "rejected", "count": count}] for count in COUNTS),
+    [{"queue": "orders.work", "reason": "rejected"}],
+    *("junk", 3, {"count": 3}, None, [], [1, "rejected", None, {}, [{"count": 3}]]),
+)
+"""Histories as recovery tools and other clients write them."""
 
 
 async def parked(rabbit: Rabbit) -> RawMessage:
@@ -60,6 +72,23 @@ async def test_a_history_from_elsewhere_costs_no_attempt(stock_url: str, rabbit:
         assert (copy.headers["x-parked-reason"], copy.headers["x-attempts"]) == ("attempts-exhausted", 3)
         assert not [name for name in copy.headers if "death" in name]
         assert len(copy.head) < 1000
+
+
+@pytest.mark.guarantee("G5")
+async def test_no_form_of_a_history_costs_an_attempt(stock_url: str, rabbit: Rabbit) -> None:
+    """A05, A08: nor does one that tells of our own queue."""
+    executions: Counter[str] = Counter()
+
+    async def fail(received: Received, work: BillingUnitOfWork) -> None:
+        executions[received.sku] += 1
+        raise RuntimeError
+
+    async with stock_service(settings(stock_url, rabbit.url), fail):
+        for number, deaths in enumerate(DEATHS):
+            await rabbit.publish(TYPE, json.dumps({"sku": str(number)}).encode(), headers={"x-death": deaths})
+        await eventually(lambda: rabbit.count(PARKING), lambda n: n == len(DEATHS))
+        assert executions == {str(number): 3 for number in range(len(DEATHS))}
+        assert {copy.headers["x-attempts"] for copy in await rabbit.take(PARKING)} == {3}
 
 
 async def test_a_producers_user_id_is_parked_by_the_services_user(stock_url: str, rabbit: Rabbit) -> None:
