@@ -45,8 +45,8 @@ LONGEST_HOLD = timedelta(minutes=25)
 """Below the broker's consumer time-out of 30 minutes, which would take back everything on the channel at once."""
 
 MOST_SESSIONS = 10
-"""Database sessions that a delivery may lose while its handler runs; an outage takes one. The next is a failure like any
-other: a handler can end its own session, or bring the server down, and would be held for ever."""
+"""Database sessions that a delivery may lose while its handler runs; an outage takes one. The last is a failure like
+any other: a handler can end its own session, or bring the server down, and would be held for ever."""
 
 log = structlog.get_logger(__name__)
 
