@@ -36,6 +36,9 @@ PROBE_TIMEOUT = 2.0
 CANCEL_TIMEOUT = 5.0
 """Seconds for the broker to answer the cancel at shutdown."""
 
+SHORTEST_CONSUMER_TIMEOUT = 5.0
+"""Seconds that nobody sets the broker's consumer time-out below: a delivery in hand for less was not taken back for it."""
+
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=200), timedelta(seconds=2)
 """Between attempts to consume again, doubling."""
 
@@ -64,7 +67,7 @@ class Consumer:
     jitter: Callable[[], float]
     _stopping: Stopping = field(default_factory=Stopping)
     _cancelled: asyncio.Event = field(default_factory=asyncio.Event)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _tasks: dict[asyncio.Task[None], float] = field(default_factory=dict)
     _retiring: set[asyncio.Task[None]] = field(default_factory=set)
     _wire: Wire | None = None
     _tag: str | None = None
@@ -163,8 +166,8 @@ class Consumer:
                 log.info("consumer_cancelled", queue=self.inbound.family.work)
                 return  # the channel stays open: what is in flight is still to be settled on it
             log.warning("consumer_lost", queue=self.inbound.family.work, why=why)
-            if not wire.closing.done() and await self._is_queue_there():
-                await _close(channel)  # RabbitMQ 4.3's consumer time-out: its deliveries are back in the queue
+            if not wire.closing.done() and await self._are_deliveries_taken_back():
+                await _close(channel)
         finally:
             self._tag = None
             if not self._stopping.is_set():
@@ -172,7 +175,14 @@ class Consumer:
                 self.gate.sweep()
                 self._retire(channel)
 
-    async def _is_queue_there(self) -> bool:
+    async def _are_deliveries_taken_back(self) -> bool:
+        """Tell whether the broker has cancelled the consumer for its time-out, as RabbitMQ 4.3 does.
+
+        Else the queue was deleted, and we alone have what is in our hands, even where the queue is there again.
+        """
+        now = asyncio.get_running_loop().time()
+        if not any(now - arrived > SHORTEST_CONSUMER_TIMEOUT for arrived in self._tasks.values()):
+            return False
         channel = await self.link.channel()
         try:
             await channel.declare_queue(self.inbound.family.work, passive=True)
@@ -193,15 +203,16 @@ class Consumer:
                 await asyncio.wait(deliveries)
             await _close(channel)
 
-        task = asyncio.get_running_loop().create_task(close_when_settled(self._tasks.copy()))
+        task = asyncio.get_running_loop().create_task(close_when_settled(set(self._tasks)))
         self._retiring.add(task)
         task.add_done_callback(self._retiring.discard)
 
     async def _receive(self, delivered: DeliveredMessage) -> None:
         """Start a task of our own for the delivery: the client cancels its tasks when the connection dies."""
-        task = asyncio.get_running_loop().create_task(self.deliver(delivered))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        loop = asyncio.get_running_loop()
+        task = loop.create_task(self.deliver(delivered))
+        self._tasks[task] = loop.time()
+        task.add_done_callback(self._tasks.pop)
 
 
 def _fields(diagnosis: Diagnosis) -> dict[str, str]:
