@@ -59,7 +59,11 @@ def guard() -> bool:
     ours |= {b"F": _table, b"A": _array}
     if all(table.get(key) is ours[key] for table, key, _ in _DECODERS):
         return True
-    moved = [name for table, key, name in _DECODERS if table.get(key) is not getattr(decode, name, None)]
+    moved = [
+        name
+        for table, key, name in _DECODERS
+        if table.get(key) is not ours[key] and table.get(key) is not getattr(decode, name, None)
+    ]
     if moved:
         _warn(tuple(sorted(set(moved))))
         return False
