@@ -37,7 +37,7 @@ CANCEL_TIMEOUT = 5.0
 """Seconds for the broker to answer the cancel at shutdown."""
 
 SHORTEST_CONSUMER_TIMEOUT = 5.0
-"""Seconds that nobody sets the broker's consumer time-out below: a delivery in hand for less was not taken back for it."""
+"""Seconds that no consumer time-out is below: what was in hand for less was not taken back for it."""
 
 FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=200), timedelta(seconds=2)
 """Between attempts to consume again, doubling."""
