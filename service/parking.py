@@ -27,7 +27,7 @@ from service.app import consumers, orders_family
 from service.console import AsJson, broker_link, fail, read_settings, run_to_the_end
 from service.reliability import audit
 from service.reliability.audit import Deed
-from service.reliability.parking import REASONS, Parked, Selection, visit
+from service.reliability.parking import MOST, REASONS, Parked, Selection, visit
 from service.reliability.publisher import ConfirmingPublisher
 from service.reliability.replay import EXPLANATIONS, Clerk, Done, Orders, Result
 from service.settings import Settings
@@ -93,9 +93,11 @@ def list_(
             broker_link(settings, "billing-parking") as broker,
             visit(broker, queue) as seen,
         ):
-            return len(seen.messages), [parked for parked in seen.messages if chosen.has(parked)]
+            return seen.missing, len(seen.messages), [parked for parked in seen.messages if chosen.has(parked)]
 
-    total, found = run_to_the_end(look())
+    missing, total, found = run_to_the_end(look())
+    if missing:
+        print(f"billing: {missing} more are parked: beyond the first {MOST}, or in other hands", file=sys.stderr)
     reasons = dict(Counter(parked.reason for parked in found).most_common())
     shown = found[:limit]
     if as_json:

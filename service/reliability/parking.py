@@ -32,6 +32,9 @@ from service.reliability.stopping import Stopping
 BODIES_KEPT = 64 * 1024 * 1024
 """Bytes of bodies held in memory at once; whoever needs more of them visits again."""
 
+MOST = 65_535
+"""Messages in one visit: the largest prefetch that AMQP has. None at all is no answer: quorum queues then take 2000."""
+
 QUIET = 3.0
 """Seconds without a delivery, after which what is missing is taken to be in other hands."""
 
@@ -109,11 +112,13 @@ class Visit:
 
     Attributes:
         messages: in the queue's order.
+        missing: how many others there were: beyond `MOST`, or in other hands.
         skipped: how many messages whose bodies were wanted had no room for them.
     """
 
     _wire: Wire
     messages: list[Parked] = field(default_factory=list)
+    missing: int = 0
     skipped: int = 0
     _tags: dict[str, int] = field(default_factory=dict)
     _kept: dict[str, IncomingMessage] = field(default_factory=dict)
@@ -179,7 +184,8 @@ async def visit(link: BrokerLink, queue: str, wants: Callable[[Parked], bool] = 
             total = (await channel.declare_queue(queue, passive=True)).declaration_result.message_count or 0
             wire = cast("Wire", await channel.get_underlay_channel())
             seen = Visit(wire)
-            await _fetch(wire, queue, total, lambda delivered: seen.add(delivered, wants), seen.messages)
+            await _fetch(wire, queue, min(total, MOST), lambda delivered: seen.add(delivered, wants), seen.messages)
+            seen.missing = total - len(seen.messages)
             yield seen
         finally:
             if not channel.is_closed:
@@ -200,7 +206,7 @@ async def _fetch(
             add(delivered)
         arrived.set()
 
-    await wire.basic_qos(prefetch_count=0)
+    await wire.basic_qos(prefetch_count=total)
     consuming = await wire.basic_consume(queue, receive, no_ack=False)
     while len(fetched) < total:
         arrived.clear()

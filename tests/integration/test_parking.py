@@ -1,5 +1,6 @@
 """Parked messages are looked at without loss, and sent again or thrown away with one effect and an audit."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -128,6 +129,26 @@ async def test_what_is_parked_meanwhile_is_not_part_of_a_visit(rabbit: Rabbit, l
         await park(rabbit, "m-2")
         assert [parked.message_id for parked in seen.messages] == ["m-1"]
     assert {parked.message_id for parked in await look(link)} == {"m-1", "m-2"}
+
+
+async def test_a_visit_takes_all_of_thousands(rabbit: Rabbit, link: BrokerLink) -> None:
+    """A quorum queue gives no more than 2000 to who names no limit."""
+    for start in range(0, 2500, 100):
+        await asyncio.gather(*(park(rabbit, f"m-{number}") for number in range(start, start + 100)))
+    for _ in range(2):
+        async with visit(link, PARKING) as seen:
+            assert {parked.message_id for parked in seen.messages} == {f"m-{number}" for number in range(2500)}
+            assert seen.missing == 0
+
+
+async def test_what_is_in_other_hands_is_told(
+    rabbit: Rabbit, link: BrokerLink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.reliability.parking.MOST", 2)
+    for number in range(3):
+        await park(rabbit, f"m-{number}")
+    async with visit(link, PARKING) as seen:
+        assert (len(seen.messages), seen.missing) == (2, 1)
 
 
 async def test_an_empty_queue_is_nothing_to_wait_for(link: BrokerLink) -> None:
