@@ -4,6 +4,7 @@ Where the service's own connections were on the dead node, RabbitMQ 4.3 keeps wh
 (`consumer_disconnected_timeout`) before it delivers it again; everything else goes on within a second.
 """
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -73,7 +74,7 @@ async def test_a_killed_leader_loses_and_doubles_no_order(
 
         await eventually(lambda: _invoices(connection), lambda n: n == ORDERS, within=180)
         await service.ready(within=60)
-        nodes.start()
+        await asyncio.to_thread(nodes.start)  # takes a while, in which the client must keep its heartbeat
         late = [str(uuid4()) for _ in range(20)]
         assert [_ async for _ in producer.publish([(order, *placed(order)) for order in late])][-1] == len(late)
         await eventually(lambda: _invoices(connection), lambda n: n == ORDERS + len(late), within=60)
