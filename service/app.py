@@ -25,6 +25,7 @@ from service.billing.errors import BillingError, RuleViolationError
 from service.billing.repository import PostgresInvoices
 from service.health import Health, within
 from service.http import serve, web_application
+from service.management import ManagementError, compare
 from service.reliability import outbox, topology
 from service.reliability.barrier import Barrier, no_barrier
 from service.reliability.connection import Connection
@@ -52,6 +53,9 @@ FIRST_PAUSE, LONGEST_PAUSE = timedelta(milliseconds=250), timedelta(seconds=3)
 
 TOPOLOGY_INTERVAL = timedelta(seconds=10)
 """Between declarations while running."""
+
+COMPARE_INTERVAL = timedelta(minutes=1)
+"""Between comparisons through the management interface."""
 
 BLOCKED_INTERVAL = timedelta(seconds=0.5)
 """Between looks at whether the broker has blocked a connection."""
@@ -225,12 +229,13 @@ class Service:
         consumer = asyncio.create_task(self._consumer.run(), name="consumer")
         topology_task = asyncio.create_task(self._keep_topology(), name="topology")
         blocked = asyncio.create_task(self._watch_blocked(), name="blocked")
+        compared = asyncio.create_task(self._watch_differences(), name="compared")
         stop = asyncio.create_task(self.stopping.wait(), name="stop")
         log.info("service_started")
         ended, _ = await asyncio.wait((relay, consumer, stop), return_when=asyncio.FIRST_COMPLETED)
         self.stopping.set()
         await self._stop(relay)
-        tasks = (relay, consumer, topology_task, blocked)
+        tasks = (relay, consumer, topology_task, blocked, compared)
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -324,6 +329,29 @@ class Service:
                 log.error("topology_wrong", explanation=str(error))  # noqa: TRY400 - the text says it all
             except Exception as error:  # the broker is away, in whatever form it is told; the consumer's log says so
                 log.debug("topology_not_declared", error=type(error).__name__)
+
+    async def _watch_differences(self) -> None:
+        """Tell each difference once, as long as it is there: a policy may come while the service runs.
+
+        It is no reason to stop: messages that are not taken in are no safer, and the policy may be mended meanwhile.
+        """
+        told: set[str] = set()
+        while self.settings.rabbitmq_management_url is not None and not self.stopping.is_set():
+            try:
+                found = await compare(
+                    self.settings.rabbitmq_management_url.get_secret_value(),
+                    self.settings.vhost,
+                    whole_topology(self.family),
+                    declared=self.settings.topology == "declare",
+                )
+                self.metrics.topology_differences.set(len(found.problems))
+                event, now = "topology_differs", {*found.problems, *found.warnings}
+            except ManagementError as error:
+                event, now = "topology_not_compared", {str(error)}
+            for line in sorted(now - told):
+                log.warning(event, explanation=line)
+            told = now
+            await self.stopping.pause(COMPARE_INTERVAL)
 
     async def _watch_blocked(self) -> None:
         """Say when the broker reads nothing that is published, and when it does again."""

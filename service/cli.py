@@ -10,7 +10,7 @@ import signal
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
 import structlog
@@ -25,8 +25,11 @@ from service.console import AsJson, broker_link, fail, read_settings, run_to_the
 from service.demo import main as demo_main
 from service.demo.errors import DemoError
 from service.demo.servers import DATABASE, VHOST, Servers, beside
+from service.management import compare
 from service.reliability import topology
-from service.reliability.errors import ReliabilityError
+from service.reliability.comparison import Differences
+from service.reliability.definitions import definitions
+from service.reliability.errors import ReliabilityError, TopologyError
 from service.reliability.publisher import Confirmed, ConfirmingPublisher
 from service.settings import Settings, SettingsError, unknown_settings
 from service.status import read_status
@@ -159,17 +162,45 @@ def demo(
 @topology_app.command("apply")
 def topology_apply() -> None:
     """Declare the exchanges and queues; exit 1 where something exists with other properties."""
-    _with_topology(topology.declare)
+    run_to_the_end(_apply(read_settings()))
     print("topology declared", file=sys.stderr)
 
 
 @topology_app.command("check")
 def topology_check() -> None:
-    """Compare the exchanges and queues without changing any; exit 1 with a line for each difference."""
-    if uncompared := _with_topology(topology.check):
-        print(f"everything exists; not compared, without the right to configure: {len(uncompared)}", file=sys.stderr)
-    else:
-        print("topology is as wanted (bindings and policies are not compared)", file=sys.stderr)
+    """Compare without changing any; exit 1 with a line for each difference and what to do about it.
+
+    With BILLING_RABBITMQ_MANAGEMENT_URL, policies, bindings and replicas are compared, too.
+    """
+    settings = read_settings()
+    found, uncompared = run_to_the_end(_compare(settings))
+    for line in uncompared:
+        print(f"not compared: {line}", file=sys.stderr)
+    for line in found.warnings:
+        print(f"warning: {line}", file=sys.stderr)
+    if found.problems:
+        fail("\n".join(found.problems))
+    print("what was compared is as wanted" if uncompared else "topology is as wanted", file=sys.stderr)
+
+
+@topology_app.command("export")
+def topology_export(
+    *,
+    file: Annotated[Path | None, typer.Option(dir_okay=False, help="Where to write it. Default: stdout.")] = None,
+) -> None:
+    """Print broker definitions for the virtual host: everything but a queue's type is a policy there.
+
+    For those who manage queues centrally, with BILLING_TOPOLOGY=verify: rabbitmqctl import_definitions FILE.
+    """
+    settings = read_settings()
+    text = json.dumps(definitions(whole_topology(orders_family(settings)), settings.vhost), indent=2)
+    if file is None:
+        print(text)
+        return
+    try:
+        file.write_text(text + "\n")
+    except OSError as error:
+        raise typer.BadParameter(f"{file}: {error.strerror}") from None
 
 
 async def _serve(settings: Settings, *, migrate_first: bool) -> None:
@@ -206,14 +237,31 @@ async def _publish(settings: Settings, event_type: str, bodies: list[bytes], mes
             print(message.message_id)
 
 
-def _with_topology(act: Any) -> Any:
-    settings = read_settings()
+async def _apply(settings: Settings) -> None:
+    async with broker_link(settings, "billing-topology") as link:
+        await topology.declare(link, whole_topology(orders_family(settings)))
 
-    async def on_broker() -> Any:
-        async with broker_link(settings, "billing-topology") as link:
-            return await act(link, whole_topology(orders_family(settings)))
 
-    return run_to_the_end(on_broker())
+async def _compare(settings: Settings) -> tuple[Differences, list[str]]:
+    """Return what is other than wanted, and what could not be compared."""
+    wanted, management = whole_topology(orders_family(settings)), settings.rabbitmq_management_url
+    declared = settings.topology == "declare"
+    found, uncompared = Differences(), []
+    async with broker_link(settings, "billing-topology") as link:
+        try:
+            if management is None and declared:
+                uncompared = await topology.check(link, wanted)
+            else:
+                await topology.verify(link, wanted)
+        except TopologyError as error:
+            found.problems = str(error).splitlines()
+    if management is None:
+        if not declared:
+            uncompared.append("arguments, with TOPOLOGY=verify: they may be policies as well")
+        return found, [*uncompared, "bindings, policies, replicas: BILLING_RABBITMQ_MANAGEMENT_URL is not set"]
+    told = await compare(management.get_secret_value(), settings.vhost, wanted, declared=declared)
+    told.problems = list(dict.fromkeys(found.problems + told.problems))
+    return told, uncompared
 
 
 def _sample(event_type: str, order_id: UUID | None) -> bytes:

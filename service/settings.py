@@ -8,7 +8,7 @@ import os
 from datetime import timedelta
 from difflib import get_close_matches
 from typing import Annotated, Any, Literal, Self
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from dotenv import dotenv_values
 from pydantic import BeforeValidator, Field, SecretStr, ValidationError, field_validator, model_validator
@@ -64,6 +64,9 @@ class Settings(BaseSettings):
         SecretStr("amqp://billing:billing@127.0.0.1:5672/billing"),
         description="amqp:// or amqps://user:password@host:port/vhost, ?heartbeat=1 to 60 s; the nodes of a cluster "
         "comma-separated",
+    )
+    rabbitmq_management_url: SecretStr | None = Field(
+        None, description="http:// or https://user:password@host:port of the broker's management interface"
     )
     prefetch: int = Field(
         100,
@@ -145,6 +148,13 @@ class Settings(BaseSettings):
                     raise ValueError(f"heartbeat must be a whole number of seconds from 1 to {LONGEST_HEARTBEAT}")
         return urls
 
+    @field_validator("rabbitmq_management_url")
+    @classmethod
+    def _is_http(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None:
+            _require_address(url.get_secret_value(), "http", "https")
+        return url
+
     @model_validator(mode="after")
     def _retentions_agree(self) -> Self:
         longest_retry = sum((self.delay(n) for n in range(1, self.max_attempts)), timedelta())
@@ -159,6 +169,11 @@ class Settings(BaseSettings):
     def rabbitmq_urls(self) -> tuple[str, ...]:
         """The addresses of the broker's nodes, in the order given."""
         return _addresses(self.rabbitmq_url)
+
+    @property
+    def vhost(self) -> str:
+        """The virtual host, the same at each node."""
+        return unquote(urlsplit(self.rabbitmq_urls[0]).path[1:]) or "/"
 
     def delay(self, attempt: int) -> timedelta:
         """Return the delay after the given attempt."""

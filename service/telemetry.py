@@ -51,6 +51,11 @@ class Metrics:
             "1 while the broker reads nothing that is published: its memory or disk is short.",
             registry=self.registry,
         )
+        self.topology_differences = Gauge(
+            "billing_topology_differences",
+            "Problems that the management interface tells of queues, policies and bindings.",
+            registry=self.registry,
+        )
         self.publications = Counter(
             "billing_outbox_publications_total", "Events published, by outcome.", ("outcome",), registry=self.registry
         )

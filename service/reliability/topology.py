@@ -1,7 +1,8 @@
 """Exchanges, queues and bindings: what they are, making them, and telling where the broker has others.
 
-A queue family is one value: another consumer with other delays is one more line. Every argument that a guarantee
-rests on is a queue argument, so that no policy can take it away. Whatever the broker itself dead-letters from the work
+A queue family is one value: another consumer with other delays is one more line. What a guarantee rests on is a queue
+argument, which no policy replaces without being asked to; which ones a policy can still override, `comparison` knows
+and tells. Whatever the broker itself dead-letters from the work
 queue ends in parking, at-least-once; a wait queue returns to this family's work queue only, so that other services
 bound to the exchange never see our retries.
 """
@@ -25,6 +26,10 @@ DELIVERY_LIMIT = 200
 
 NO_DELIVERY_LIMIT = 2_147_483_647
 """For queues that people look into: each look costs a delivery count, and 20 delete the message on 4.x."""
+
+APPLY = "`billing topology apply`"
+REMAKE = f"empty it, delete it, then {APPLY}"
+"""What to do about a thing that is missing, or cannot be changed as it is."""
 
 Kind = Literal["direct", "topic"]
 
@@ -147,8 +152,8 @@ async def verify(link: BrokerLink, topology: Topology) -> None:
 async def check(link: BrokerLink, topology: Topology) -> list[str]:
     """Compare without changing: what exists is compared, what is missing is reported and not made.
 
-    Bindings cannot be read over AMQP and are not compared. Returns what exists and could not be compared, since the
-    user may not configure it.
+    Bindings and policies cannot be read over AMQP; `comparison` compares them. Returns what exists and could not be
+    compared, since the user may not configure it.
 
     Raises:
         TopologyError: names everything that is missing or other than wanted.
@@ -193,7 +198,7 @@ async def _attempt(link: BrokerLink, item: Exchange | Queue, *, passive: bool) -
     except ChannelPreconditionFailed as error:
         return [_mismatch(item, str(error))]
     except ChannelNotFoundEntity:
-        return [f"{_label(item)}: missing"]
+        return [missing(item)]
     except ChannelAccessRefused:
         return [f"{_label(item)}: the user has no right to see it" if passive else _no_right_to_configure(item)]
     finally:
@@ -215,6 +220,11 @@ async def _bind(link: BrokerLink, binding: Binding) -> None:
         await _close(channel)
 
 
+def missing(item: Exchange | Queue) -> str:
+    """Say that something is not there."""
+    return f"{_label(item)}: missing; fix: {APPLY}"
+
+
 def _no_right_to_configure(item: Exchange | Queue) -> str:
     return f"{_label(item)}: the user has no right to configure it (TOPOLOGY=verify needs none)"
 
@@ -233,9 +243,9 @@ def _mismatch(item: Exchange | Queue, reply: str) -> str:
     """Return one line with what was found and what is wanted, from the broker's own comparison."""
     match = _INEQUIVALENT.search(reply.strip())
     if match is None:
-        return f"{_label(item)}: {reply.strip()}"
+        return f"{_label(item)}: {reply.strip()}; fix: {REMAKE}"
     found, wanted = (_value(match[group]) for group in ("found", "wanted"))
-    return f"{_label(item)}: {match['argument']}: found {found}, wanted {wanted}"
+    return f"{_label(item)}: {match['argument']}: found {found}, wanted {wanted}; fix: {REMAKE}"
 
 
 def _value(text: str) -> str:

@@ -64,8 +64,9 @@ async def test_every_mismatch_is_told_with_queue_argument_found_and_wanted(rabbi
             with pytest.raises(TopologyError) as refused:
                 await act(link, WANTED)
             lines = str(refused.value).splitlines()
-            assert "exchange billing: type: found fanout, wanted topic" in lines
-            assert "queue orders.wait.5s: x-message-ttl: found 6000, wanted 5000" in lines
+            fix = "; fix: empty it, delete it, then `billing topology apply`"
+            assert f"exchange billing: type: found fanout, wanted topic{fix}" in lines
+            assert f"queue orders.wait.5s: x-message-ttl: found 6000, wanted 5000{fix}" in lines
             assert any(line.startswith("queue orders.work: x-") for line in lines)
 
 
@@ -75,7 +76,7 @@ async def test_check_reports_what_is_missing_and_makes_nothing(rabbit: Rabbit) -
         for act in (topology.check, topology.verify):
             with pytest.raises(TopologyError) as refused:
                 await act(link, WANTED)
-            assert "queue orders.work: missing" in str(refused.value).splitlines()
+            assert "queue orders.work: missing; fix: `billing topology apply`" in str(refused.value).splitlines()
     assert await rabbit.count("orders.work") == -1
 
 

@@ -51,6 +51,7 @@ class OwnBroker:
         name: of the node and of its folder.
         dist_port: for other nodes and `rabbitmqctl`.
         conf: further lines of rabbitmq.conf; read at each start.
+        management_port: of the management interface; None where it is not wanted.
     """
 
     broker: Broker
@@ -58,11 +59,17 @@ class OwnBroker:
     name: str
     dist_port: int
     conf: list[str] = field(default_factory=list)
+    management_port: int | None = None
     process: subprocess.Popen[bytes] | None = None
 
     def url(self, vhost: str = VHOST) -> str:
         """Return the address of a virtual host; the default one exists."""
         return self.broker.url(vhost)
+
+    @property
+    def management_url(self) -> str:
+        """Return the address of the management interface, where it was asked for."""
+        return f"http://{USER}:{PASSWORD}@127.0.0.1:{self.management_port}"
 
     @property
     def folder(self) -> Path:
@@ -126,14 +133,16 @@ class OwnBroker:
 
     def _configure(self) -> None:
         self.folder.mkdir(exist_ok=True)
-        (self.folder / "plugins").write_text("[].\n")
-        lines = (
+        (self.folder / "plugins").write_text("[rabbitmq_management].\n" if self.management_port else "[].\n")
+        lines = [
             f"listeners.tcp.default = 127.0.0.1:{self.broker.port}",
             f"default_vhost = {VHOST}",
             f"default_user = {USER}",
             f"default_pass = {PASSWORD}",
             *self.conf,
-        )
+        ]
+        if self.management_port:
+            lines += ["management.tcp.ip = 127.0.0.1", f"management.tcp.port = {self.management_port}"]
         (self.folder / "rabbitmq.conf").write_text("\n".join(lines) + "\n")
         owner = self.folder.parent.stat()
         for path in (self.folder, *self.folder.iterdir()):
@@ -161,7 +170,9 @@ class OwnBroker:
 
 
 @asynccontextmanager
-async def own_broker(version: str | None = BROKER.version, conf: Iterable[str] = ()) -> AsyncIterator[OwnBroker]:
+async def own_broker(
+    version: str | None = BROKER.version, conf: Iterable[str] = (), *, management: bool = False
+) -> AsyncIterator[OwnBroker]:
     """Run a node of `version`, None being the host's, with these lines in its rabbitmq.conf; remove it at the end.
 
     The user billing, password billing, may do everything in the virtual host billing, which is empty.
@@ -172,7 +183,7 @@ async def own_broker(version: str | None = BROKER.version, conf: Iterable[str] =
     port, dist_port = _free_ports()
     command = () if version is None else ("chroot", str(root))
     broker = Broker(version, port, (*command, "rabbitmqctl", "-n", f"{name}@localhost"))
-    node = OwnBroker(broker, root, name, dist_port, list(conf))
+    node = OwnBroker(broker, root, name, dist_port, list(conf), free_port() if management else None)
     try:
         await node.start()
         yield node

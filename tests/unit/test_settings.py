@@ -86,6 +86,8 @@ WRONG = [
     ("DATABASE_URL", f"postgresql://u:{SECRET}@h:port/x", "postgresql://"),
     ("RABBITMQ_URL", f"amqp:/u:{SECRET}", "amqp://"),
     ("RABBITMQ_URL", SECRET, "amqp://"),
+    ("RABBITMQ_MANAGEMENT_URL", f"amqp://u:{SECRET}@h", "https://"),
+    ("RABBITMQ_MANAGEMENT_URL", f"http://u:{SECRET}@h/@", "percent-encode"),
     ("INBOX_RETENTION", "14", "BILLING_REPLAY_HORIZON"),
     ("PREFETCH", "-1", "1 to 65535"),
     ("PREFETCH", "65536", "1 to 65535"),
