@@ -7,7 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 ARGS ?=
 
-.PHONY: help setup servers demo run test test-longer check contract-release format image asyncapi lock clean
+.PHONY: help setup servers demo run test test-all test-longer check contract-release format image asyncapi lock clean
 
 help: ## Say what there is.
 	@grep -hE '^[a-z0-9.%-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
@@ -30,10 +30,15 @@ test: setup ## Run all tests against real servers; ARGS are pytest's.
 	@scripts/servers local
 	.venv/bin/pytest -n 4 $(ARGS)
 
+test-all: setup ## Run the tests that need a broker on RabbitMQ 3.10, 4.0 and 4.3, and say what ran; ARGS are pytest's.
+	@scripts/servers local
+	@scripts/test-all $(ARGS)
+
 test-4.%: setup ## Run the tests that need a broker on RabbitMQ 4.0 or 4.3, made beside the local one; needs root.
 	@scripts/servers local
 	@scripts/broker 4.$*
-	BILLING_TEST_RABBITMQ=4.$* .venv/bin/pytest -n 3 tests/integration tests/acceptance tests/contract/test_behaviour.py $(ARGS)
+	BILLING_TEST_RABBITMQ=4.$* .venv/bin/pytest -n 3 --dist loadgroup tests/integration tests/acceptance \
+		tests/contract/test_behaviour.py tests/longer/test_policies.py $(ARGS)
 
 test-longer: setup ## Run what takes longer: the demo against a broken service, a cluster, the page in a real Chromium.
 	@scripts/servers local

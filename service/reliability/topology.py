@@ -27,10 +27,6 @@ DELIVERY_LIMIT = 200
 NO_DELIVERY_LIMIT = 2_147_483_647
 """For queues that people look into: each look costs a delivery count, and 20 delete the message on 4.x."""
 
-APPLY = "`billing topology apply`"
-REMAKE = f"empty it, delete it, then {APPLY}"
-"""What to do about a thing that is missing, or cannot be changed as it is."""
-
 Kind = Literal["direct", "topic"]
 
 
@@ -48,6 +44,16 @@ class Queue:
 
     name: str
     arguments: Mapping[str, Any]
+
+
+APPLY = "`billing topology apply`"
+"""What to do about what is missing."""
+
+REMAKE = {
+    Exchange: f"delete it, then {APPLY}, and have its consumers bind again",
+    Queue: f"empty it, delete it, then {APPLY}",
+}
+"""What to do about what cannot be changed as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +249,9 @@ def _mismatch(item: Exchange | Queue, reply: str) -> str:
     """Return one line with what was found and what is wanted, from the broker's own comparison."""
     match = _INEQUIVALENT.search(reply.strip())
     if match is None:
-        return f"{_label(item)}: {reply.strip()}; fix: {REMAKE}"
+        return f"{_label(item)}: {reply.strip()}; fix: {REMAKE[type(item)]}"
     found, wanted = (_value(match[group]) for group in ("found", "wanted"))
-    return f"{_label(item)}: {match['argument']}: found {found}, wanted {wanted}; fix: {REMAKE}"
+    return f"{_label(item)}: {match['argument']}: found {found}, wanted {wanted}; fix: {REMAKE[type(item)]}"
 
 
 def _value(text: str) -> str:

@@ -71,7 +71,7 @@ def folder_of(version: str) -> Path:
 def _chosen() -> Broker:
     """Return the broker that BILLING_TEST_RABBITMQ names; ports and nodes are those of `scripts/broker`."""
     version = os.environ.get("BILLING_TEST_RABBITMQ") or None
-    ports = {None: 5672, "4.0": 5680, "4.3": 5683}
+    ports = {None: 5672, "3.10": 5681, "4.0": 5680, "4.3": 5683}
     if version not in ports:
         raise BrokerError(f"BILLING_TEST_RABBITMQ={version}: only {', '.join(filter(None, ports))} are known")
     if version is None:
@@ -80,8 +80,9 @@ def _chosen() -> Broker:
 
 
 def node_of(version: str, name: str, port: int) -> Broker:
-    """Return a node of `scripts/broker`, which lives in the folder of its version."""
-    return Broker(version, port, ("chroot", str(folder_of(version)), "rabbitmqctl", "-n", f"{name}@localhost"))
+    """Return a node of `scripts/broker`, which lives in the folder of its version, or in a container of its name."""
+    inside = ("chroot", str(folder_of(version))) if os.access(folder_of(version), os.X_OK) else ("docker", "exec", name)
+    return Broker(version, port, (*inside, "rabbitmqctl", "-n", f"{name}@localhost"))
 
 
 BROKER = _chosen()

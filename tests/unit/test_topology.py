@@ -145,7 +145,7 @@ def test_the_topology_is_the_contracts() -> None:
     ],
 )
 def test_a_mismatch_is_told_in_one_line(reply: str, line: str) -> None:
-    assert _mismatch(Queue("q", {}), reply) == line
+    assert _mismatch(Queue("q", {}), reply) == f"{line}; fix: empty it, delete it, then `billing topology apply`"
 
 
 def test_an_exchange_of_another_type_is_told_in_one_line() -> None:
@@ -153,4 +153,7 @@ def test_an_exchange_of_another_type_is_told_in_one_line() -> None:
         "PRECONDITION_FAILED - inequivalent arg 'type' for exchange 'billing' in vhost '/': "
         "received 'topic' but current is 'direct'"
     )
-    assert _mismatch(Exchange("billing", "topic"), reply) == "exchange billing: type: found direct, wanted topic"
+    assert _mismatch(Exchange("billing", "topic"), reply) == (
+        "exchange billing: type: found direct, wanted topic; "
+        "fix: delete it, then `billing topology apply`, and have its consumers bind again"
+    )
