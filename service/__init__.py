@@ -5,8 +5,9 @@ handler and commit, `billing.handlers` say what a message means, `reliability.se
 
 The way out: a handler appends to the outbox in its transaction, `reliability.relay` publishes what was committed.
 
-Read `app` for how the parts are wired, then `reliability` and `billing` in the order that their first lines give. `cli`
-is the command line, `contract` the names that others rely on, `asyncapi` the document that tells them, `settings` what
-can be configured, `database`, `health`, `http`, `management` and `telemetry` are the edges, `status` and `samples` serve
-the command line, `testing` those who write subscribers. `demo` judges all of it from outside and shares no code with it.
+Read `app` for how the parts are wired, then `reliability` and `billing` in the order that their first lines give.
+`cli` is the command line, `contract` the names that others rely on, `asyncapi` the document that tells them,
+`settings` what can be configured, `database`, `health`, `http`, `management` and `telemetry` are the edges, `status`
+and `samples` serve the command line, `testing` those who write subscribers. `demo` judges all of it from outside and
+shares no code with it.
 """

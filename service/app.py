@@ -19,19 +19,21 @@ from faststream.rabbit import RabbitBroker
 
 from schemas.money import LARGEST_TOTAL
 from service import contract, database
+from service.alarm import ParkingAlarm
 from service.asyncapi import Limits, asyncapi_yaml
 from service.billing import handlers
 from service.billing.errors import BillingError, RuleViolationError
 from service.billing.repository import PostgresInvoices
 from service.health import Health, within
 from service.http import serve, web_application
-from service.management import ManagementError, compare
-from service.reliability import outbox, topology
+from service.management import Management, ManagementError, compare
+from service.reliability import outbox, parking, topology
 from service.reliability.barrier import Barrier, no_barrier
 from service.reliability.connection import Connection
 from service.reliability.consumer import Consumer
 from service.reliability.envelope import Envelope
 from service.reliability.errors import TopologyError
+from service.reliability.frames import guard
 from service.reliability.gate import Gate
 from service.reliability.hosts import Hosts
 from service.reliability.inbound import Inbound
@@ -56,6 +58,9 @@ TOPOLOGY_INTERVAL = timedelta(seconds=10)
 
 COMPARE_INTERVAL = timedelta(minutes=1)
 """Between comparisons through the management interface."""
+
+PARKING_INTERVAL = timedelta(seconds=10)
+"""Between looks at the parking queue's length, whether anybody asks for metrics or not."""
 
 BLOCKED_INTERVAL = timedelta(seconds=0.5)
 """Between looks at whether the broker has blocked a connection."""
@@ -135,6 +140,8 @@ class Service:
             self.metrics.successors_refused.labels(queue.name)  # there before the first one: an alarm reads them
         for reason in Reason:
             self.metrics.parked.labels(reason)
+        self._parking_alarm = ParkingAlarm(settings.parked_alarm)
+        self._management_answers = True
         self._hosts = Hosts(settings.rabbitmq_urls)
         self._consumer_link = self._link("billing-consumer")
         self._publisher_link = self._link("billing-publisher")
@@ -230,12 +237,13 @@ class Service:
         topology_task = asyncio.create_task(self._keep_topology(), name="topology")
         blocked = asyncio.create_task(self._watch_blocked(), name="blocked")
         compared = asyncio.create_task(self._watch_differences(), name="compared")
+        parked = asyncio.create_task(self._watch_parking(), name="parking")
         stop = asyncio.create_task(self.stopping.wait(), name="stop")
         log.info("service_started")
         ended, _ = await asyncio.wait((relay, consumer, stop), return_when=asyncio.FIRST_COMPLETED)
         self.stopping.set()
         await self._stop(relay)
-        tasks = (relay, consumer, topology_task, blocked, compared)
+        tasks = (relay, consumer, topology_task, blocked, compared, parked)
         for task in tasks:
             task.cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
@@ -366,6 +374,45 @@ class Service:
             was = now
             await self.stopping.pause(BLOCKED_INTERVAL)
 
+    async def _watch_parking(self) -> None:
+        """Look at how much is parked, so that somebody is told where nobody asks."""
+        while not self.stopping.is_set():
+            await within(self.health.timeout, self._look_at_parking())
+            await self.stopping.pause(PARKING_INTERVAL * (1 + self._jitter() / 4))
+
+    async def _look_at_parking(self) -> None:
+        """Ask how much is parked, on the connection that no alarm of the broker blocks; warn where it is too much."""
+        if not self._consumer_link.is_open:
+            return
+        count = await parking.length(self._consumer_link, self.family.parking)
+        now = asyncio.get_running_loop().time()
+        if self._parking_alarm.look(count, now):
+            log.warning(
+                "parking_alarm",
+                queue=self.family.parking,
+                count=count,
+                threshold=self.settings.parked_alarm,
+                explanation="'billing parking list' says why",
+            )
+        self.metrics.parking_length.set(count)
+        self.metrics.parking_oldest_seconds.set(self._parking_alarm.filled_seconds(now))
+
+    async def _look_at_dead_letters(self) -> None:
+        if self.settings.rabbitmq_management_url is None:
+            return
+        try:
+            async with Management(self.settings.rabbitmq_management_url.get_secret_value()) as management:
+                queues = (queue.name for queue in self.family.topology.queues)
+                inside = await management.inside(self.settings.vhost, queues)
+        except ManagementError as error:
+            if self._management_answers:
+                log.warning("management_not_available", explanation=str(error))
+            self._management_answers = False
+            return
+        self._management_answers = True
+        for name, queue in inside.items():
+            self.metrics.dead_letters_held.labels(name).set(queue.held)
+
     async def _repair(self) -> None:
         """Declare the topology for all who found a queue missing at once."""
         if self._repairing.locked():
@@ -398,17 +445,17 @@ class Service:
         return self._relay.is_alive()
 
     async def _refresh_gauges(self) -> None:
+        """Ask for what nobody pushes. What cannot be asked keeps what was last known: `billing_ready` tells."""
         self.metrics.relay_active.set(self._relay.state is RelayState.ACTIVE)
-        backlog = await within(self.health.timeout, self._backlog())
-        if backlog is None:
-            return  # `billing_ready{part="database"}` tells; the gauges keep what was last known
-        unsent, oldest = backlog
+        self.metrics.frames_guarded.set(guard())
+        looks = (self._look_at_outbox, self._look_at_parking, self._look_at_dead_letters)
+        await asyncio.gather(*(within(self.health.timeout, look()) for look in looks))
+
+    async def _look_at_outbox(self) -> None:
+        async with self._pool.acquire(timeout=1) as connection:
+            unsent, oldest = await outbox.backlog(connection)
         self.metrics.outbox_unsent.set(unsent)
         self.metrics.outbox_oldest_seconds.set(oldest)
-
-    async def _backlog(self) -> tuple[int, float]:
-        async with self._pool.acquire(timeout=1) as connection:
-            return await outbox.backlog(connection)
 
     def _contract(self) -> str:
         return published_contract(self._subscribe)

@@ -66,7 +66,9 @@ class Settings(BaseSettings):
         "comma-separated",
     )
     rabbitmq_management_url: SecretStr | None = Field(
-        None, description="http:// or https://user:password@host:port of the broker's management interface"
+        None,
+        description="http:// or https://user:password@host:port of the broker's management interface, or empty: then "
+        "what the broker tells only there is not known",
     )
     prefetch: int = Field(
         100,
@@ -108,6 +110,15 @@ class Settings(BaseSettings):
     outbox_retention: Days = Field(timedelta(days=7), gt=timedelta(0), description="days")
     replay_horizon: Days = Field(timedelta(days=14), ge=timedelta(0), description="days")
     topology: Literal["declare", "verify"] = Field("declare", description="'declare' or 'verify'")
+    parked_alarm: int = Field(
+        1, ge=0, le=1_000_000_000, description="messages in the parking queue, from which on it is told; 0: never"
+    )
+    outbox_alarm: Seconds = Field(
+        timedelta(minutes=5),
+        ge=timedelta(0),
+        le=timedelta(days=7),
+        description="seconds, up to 604800, of the oldest unsent event, from which on 'billing status' fails; 0: never",
+    )
     redacted_fields: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], NoDecode] = Field(
         ("customer_id", "payment_reference"),
         description="comma-separated names of JSON fields and headers that 'billing parking show' leaves out",
@@ -150,9 +161,10 @@ class Settings(BaseSettings):
 
     @field_validator("rabbitmq_management_url")
     @classmethod
-    def _is_http(cls, url: SecretStr | None) -> SecretStr | None:
-        if url is not None:
-            _require_address(url.get_secret_value(), "http", "https")
+    def _is_management(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is None or not url.get_secret_value().strip():
+            return None
+        _require_address(url.get_secret_value(), "http", "https")
         return url
 
     @model_validator(mode="after")

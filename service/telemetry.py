@@ -9,7 +9,7 @@ import sys
 from typing import Literal
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from structlog.typing import Processor
 
 LogFormat = Literal["console", "json"]
@@ -66,6 +66,31 @@ class Metrics:
         self.relay_active = Gauge(
             "billing_relay_active", "1 where this instance holds the relay's lock.", registry=self.registry
         )
+        self.parking_length = Gauge(
+            "billing_parked",
+            "Messages in the parking queue; fewer for the seconds in which a person looks at them. Every instance "
+            "tells the same: take the maximum.",
+            registry=self.registry,
+        )
+        self.parking_oldest_seconds = Gauge(
+            "billing_parked_oldest_seconds",
+            "For how long this instance has seen the parking queue hold something: the age of its oldest message, "
+            "unless that is older than the instance, or somebody took it out and left others. Take the maximum.",
+            registry=self.registry,
+        )
+        self.dead_letters_held = Gauge(
+            "billing_dead_letters_held",
+            "Dead letters that the broker keeps in a queue since their target does not take them. Only where "
+            "BILLING_RABBITMQ_MANAGEMENT_URL is set; every instance tells the same: take the maximum.",
+            ("queue",),
+            registry=self.registry,
+        )
+        self.frames_guarded = Gauge(
+            "billing_frames_guarded",
+            "0 where a frame that the client library cannot decode would stop the consumer.",
+            registry=self.registry,
+        )
+        ProcessCollector(namespace="billing", registry=self.registry)
         self.ready = Gauge("billing_ready", "1 while every part works.", ("part",), registry=self.registry)
 
 

@@ -48,6 +48,34 @@ from outbox_messages
 where sent_at is null and quarantined_at is null
 """
 
+HOLDER = """
+select pid, application_name as application, host(client_addr) as address, state,
+    extract(epoch from now() - backend_start)::float8 as seconds
+from pg_locks join pg_stat_activity using (pid)
+where locktype = 'advisory' and granted
+    and pg_locks.database = (select oid from pg_database where datname = current_database())
+    and classid = ($1::bigint >> 32)::oid and objid = ($1::bigint & 4294967295)::oid
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """The session that holds the relay's lock.
+
+    Attributes:
+        pid: of its server process, for `pg_terminate_backend`.
+        application: the name that the session gave itself.
+        address: the client's; None for a local one, and where the user has no right to see it.
+        state: `idle` between two statements; None likewise.
+        seconds: for how long the session has existed; None likewise.
+    """
+
+    pid: int
+    application: str
+    address: str | None
+    state: str | None
+    seconds: float | None
+
 
 @dataclass(frozen=True, slots=True)
 class Event:
@@ -126,21 +154,10 @@ async def try_lock(connection: Connection) -> bool:
     return bool(await connection.fetchval("select pg_try_advisory_lock($1)", LOCK_KEY))
 
 
-async def is_locked(connection: Connection) -> bool:
-    """Tell whether some session holds the relay's lock in this database."""
-    return bool(
-        await connection.fetchval(
-            """
-            select exists (
-                select from pg_locks
-                where locktype = 'advisory' and granted
-                  and database = (select oid from pg_database where datname = current_database())
-                  and classid = ($1::bigint >> 32)::oid and objid = ($1::bigint & 4294967295)::oid
-            )
-            """,
-            LOCK_KEY,
-        )
-    )
+async def lock_holder(connection: Connection) -> Holder | None:
+    """Return who holds the relay's lock in this database: the active relay, unless somebody took it by hand."""
+    rows = await connection.fetch(HOLDER, LOCK_KEY)
+    return Holder(**rows[0]) if rows else None
 
 
 async def notify(connection: Connection) -> None:

@@ -193,6 +193,21 @@ async def visit(link: BrokerLink, queue: str, wants: Callable[[Parked], bool] = 
     await _wait_for_return(link, queue, len(seen.messages) - seen._removed)  # noqa: SLF001 - ours
 
 
+async def length(link: BrokerLink, queue: str) -> int:
+    """Return how many messages are in the queue, without looking at any; what somebody looks at is not among them.
+
+    Raises:
+        OSError, aio_pika.exceptions.AMQPError, TimeoutError: the broker's absence, or a queue that is missing.
+    """
+    channel = await link.channel()
+    with losses_are_errors():
+        try:
+            return (await channel.declare_queue(queue, passive=True)).declaration_result.message_count or 0
+        finally:
+            if not channel.is_closed:
+                await channel.close()
+
+
 async def _fetch(
     wire: Wire, queue: str, total: int, add: Callable[[DeliveredMessage], None], fetched: Collection[Parked]
 ) -> None:

@@ -37,6 +37,9 @@ def test_the_defaults_are_the_contracts() -> None:
     assert settings.max_body_bytes == 16 * 1024 * 1024
     assert (settings.http_host, settings.http_port) == ("127.0.0.1", 8000)
     assert (settings.log_level, settings.log_format) == ("INFO", "console")
+    assert (settings.parked_alarm, settings.outbox_alarm) == (1, timedelta(minutes=5))
+    assert settings.rabbitmq_management_url is None
+    assert settings.vhost == "billing"
     local = "billing:billing@127.0.0.1"
     assert settings.database_url.get_secret_value() == f"postgresql://{local}:5432/billing"
     assert settings.rabbitmq_url.get_secret_value() == f"amqp://{local}:5672/billing"
@@ -68,6 +71,9 @@ WRONG = [
     ("CONCURRENCY", "0", "1 to 500"),
     ("MAX_ATTEMPTS", "0", "1 to 100"),
     ("RETRY_STRATEGY", "broker", "'staged'"),
+    ("RABBITMQ_MANAGEMENT_URL", "amqp://h:15672", "http:// or https://"),
+    ("PARKED_ALARM", "-1", "messages in the parking queue"),
+    ("OUTBOX_ALARM", "604801", "up to 604800"),
     ("REDACTED_FIELDS", "email,,phone", "comma-separated"),
     ("RETRY_DELAYS", "", "comma-separated"),
     ("RETRY_DELAYS", "5,,6", "comma-separated"),
