@@ -40,9 +40,10 @@ test-4.%: setup ## Run the tests that need a broker on RabbitMQ 4.0 or 4.3, made
 	BILLING_TEST_RABBITMQ=4.$* .venv/bin/pytest -n 3 --dist loadgroup tests/integration tests/acceptance \
 		tests/contract/test_behaviour.py tests/longer/test_policies.py $(ARGS)
 
-test-longer: setup ## Run what takes longer: the demo against a broken service, a cluster, the page in a real Chromium.
+test-longer: setup ## Run what takes longer: the demo against a broken service, a cluster, Chromium, the alert rules.
 	@scripts/servers local
 	@scripts/browser
+	@scripts/promtool
 	.venv/bin/pytest tests/longer $(ARGS)
 
 check: setup ## Lint, format, types, import contracts, asyncapi.yaml up to date and breaking nobody.
