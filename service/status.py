@@ -24,7 +24,7 @@ from service.reliability.retry import short
 from service.reliability.topology import QueueFamily
 from service.settings import Settings
 
-NOT_KNOWN = "not known without BILLING_RABBITMQ_MANAGEMENT_URL"
+NOT_KNOWN = "not known: see BILLING_RABBITMQ_MANAGEMENT_URL"
 
 
 @dataclass(frozen=True, slots=True)

@@ -127,7 +127,7 @@ async def test_status_tells_queues_outbox_and_relay(
     table = billing("status", environment=environment).stdout
     assert "orders.parking" in table
     assert "unacknowledged" in table
-    assert "not known without" in table
+    assert "not known: see BILLING_RABBITMQ_MANAGEMENT_URL" in table
     assert "active: billing-relay at " in table
 
 

@@ -57,6 +57,15 @@ def test_durations_are_seconds_and_lists_are_comma_separated(monkeypatch: pytest
     assert settings.inbox_retention == timedelta(days=60)
 
 
+def test_an_empty_management_address_is_none_and_the_virtual_host_is_decoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BILLING_RABBITMQ_MANAGEMENT_URL", " ")
+    monkeypatch.setenv("BILLING_RABBITMQ_URL", "amqp://h/a%2Fb,amqp://i/a%2Fb")
+    settings = load_settings()
+    assert (settings.rabbitmq_management_url, settings.vhost) == (None, "a/b")
+    monkeypatch.setenv("BILLING_RABBITMQ_URL", "amqp://h")
+    assert load_settings().vhost == "/"
+
+
 def test_a_dotenv_file_is_read_and_the_environment_wins(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / ".env").write_text("BILLING_PREFETCH=7\nBILLING_CONCURRENCY=3\nUNRELATED=1\n")
     monkeypatch.chdir(tmp_path)
