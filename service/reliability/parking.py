@@ -180,8 +180,9 @@ async def visit(link: BrokerLink, queue: str, wants: Callable[[Parked], bool] = 
     """
     channel = await link.channel()
     with losses_are_errors():
+        elsewhere = 0
         try:
-            total = (await channel.declare_queue(queue, passive=True)).declaration_result.message_count or 0
+            total = await length(link, queue)
             wire = cast("Wire", await channel.get_underlay_channel())
             seen = Visit(wire)
             await _fetch(wire, queue, min(total, MOST), lambda delivered: seen.add(delivered, wants), seen.messages)
@@ -189,8 +190,9 @@ async def visit(link: BrokerLink, queue: str, wants: Callable[[Parked], bool] = 
             yield seen
         finally:
             if not channel.is_closed:
+                elsewhere = await length(link, queue)
                 await channel.close()
-    await _wait_for_return(link, queue, len(seen.messages) - seen._removed)  # noqa: SLF001 - ours
+    await _wait_for_return(link, queue, elsewhere + len(seen.messages) - seen._removed)  # noqa: SLF001 - ours
 
 
 async def length(link: BrokerLink, queue: str) -> int:
@@ -235,18 +237,12 @@ async def _fetch(
 
 async def _wait_for_return(link: BrokerLink, queue: str, expected: int) -> None:
     """Wait until the broker has everything back: the next look would get it out of order before that."""
-    channel = await link.channel()
     try:
         async with asyncio.timeout(RETURN_TIMEOUT):
-            while True:
-                found = await channel.declare_queue(queue, passive=True)
-                if (found.declaration_result.message_count or 0) >= expected:
-                    return
+            while await length(link, queue) < expected:
                 await Stopping().pause(timedelta(milliseconds=50))
     except TimeoutError:
         return  # somebody else has taken some of it
-    finally:
-        await channel.close()
 
 
 def describe(message: IncomingMessage) -> Parked:
