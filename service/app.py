@@ -356,6 +356,8 @@ class Service:
                 event, now = "topology_differs", {*found.problems, *found.warnings}
             except ManagementError as error:
                 event, now = "topology_not_compared", {str(error)}
+            except Exception as error:  # an answer like none that was seen must not end anything
+                event, now = "topology_not_compared", {f"the answer was not understood: {type(error).__name__}"}
             for line in sorted(now - told):
                 log.warning(event, explanation=line)
             told = now

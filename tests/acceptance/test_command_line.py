@@ -96,7 +96,31 @@ async def test_topology_is_checked_applied_and_found_right(environment: dict[str
     assert "queue orders.work: missing" in missing.stderr
     assert await rabbit.count("orders.work") == -1
     assert billing("topology", "apply", environment=environment).returncode == 0
-    assert billing("topology", "check", environment=environment).returncode == 0
+    done = billing("topology", "check", environment=environment)
+    assert done.returncode == 0
+    assert done.stderr.splitlines() == [
+        "not compared: bindings, policies, replicas: BILLING_RABBITMQ_MANAGEMENT_URL is not set",
+        "what was compared is as wanted",
+    ]
+    done = billing("topology", "check", environment=environment | {"BILLING_TOPOLOGY": "verify"})
+    assert done.returncode == 0
+    assert "not compared: arguments, with TOPOLOGY=verify: they may be policies as well" in done.stderr
+
+
+def test_the_topology_is_exported_without_any_server_to_stdout_or_a_file(tmp_path: Path) -> None:
+    """And a file that cannot be written is wrong usage."""
+    environment = {"BILLING_RABBITMQ_URL": f"amqp://u:{SECRET}@127.0.0.1:1/their%2Fhost", "BILLING_RETRY_DELAYS": "7"}
+    done = billing("topology", "export", environment=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+    file = tmp_path / "definitions.json"
+    assert billing("topology", "export", "--file", str(file), environment=environment).stdout == ""
+    assert json.loads(file.read_text()) == json.loads(done.stdout)
+    assert SECRET not in done.stdout
+    queues = json.loads(done.stdout)["queues"]
+    assert {(q["vhost"], q["name"]) for q in queues} == {
+        ("their/host", f"orders.{name}") for name in ("work", "wait.7s", "parking")
+    }
+    assert billing("topology", "export", "--file", "/none/x", environment=environment).returncode == 2
 
 
 async def test_a_topology_mismatch_stops_the_start(

@@ -7,15 +7,17 @@ from functools import partial
 from itertools import count
 
 import pytest
+from structlog.testing import capture_logs
 
 from service import app
 from service.app import orders_family, whole_topology
 from service.management import ManagementError, compare
 from service.reliability import topology
+from service.reliability.comparison import Differences, Found, differences
 from service.reliability.definitions import definitions
 from service.reliability.hosts import Hosts
 from service.reliability.link import BrokerLink
-from service.reliability.topology import NO_DELIVERY_LIMIT
+from service.reliability.topology import NO_DELIVERY_LIMIT, Topology
 from tests.acceptance.test_command_line import billing
 from tests.integration.test_topology import READ, VERIFY_WRITE
 from tests.support.managed import Managed
@@ -332,29 +334,35 @@ async def test_a_policy_wins_over_the_overflow_of_a_queues_argument(right: Manag
 
 @pytest.mark.guarantee("G1")
 async def test_a_dangerous_policy_is_logged_by_the_service_while_it_runs(
-    right: Managed, stock_url: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    right: Managed, stock_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """H07: a warning for each difference, once as long as it is there, and a gauge to ring at."""
-    from structlog.testing import capture_logs
-
     monkeypatch.setattr(app, "COMPARE_INTERVAL", app.COMPARE_INTERVAL / 200)
     configuration = settings(
         stock_url, address(right), rabbitmq_management_url=right.node.management_url, retry_delays=DELAYS
     )
 
-    async def differences() -> float:
+    async def told_of() -> float:
         registry = stock.service.metrics.registry
         return registry.get_sample_value("billing_topology_differences") or 0
+
+    async def not_compared() -> int:
+        return sum(log["event"] == "topology_not_compared" for log in logs)
+
+    async def answer_nonsense(url: str, vhost: str, wanted: Topology, *, declared: bool) -> Differences:
+        return differences(wanted, Found(queues=[{"name": "orders.work", "type": "quorum"}]), declared=declared)
 
     with capture_logs() as logs:
         async with stock_service(configuration) as stock:
             right.policy("parking", message_ttl=60_000, overflow="drop-head", max_length=5)
-            await eventually(differences, lambda n: n == 2)
+            await eventually(told_of, lambda n: n == 2)
             told = [log["explanation"] for log in logs if log["event"] == "topology_differs"]
             assert [line.partition(" by policy")[0] for line in told] == [
                 "queue orders.parking: message-ttl: found 60000",
                 "queue orders.parking: overflow: found drop-head",
             ]
             right.call("DELETE", "policies", "{vhost}", "theirs")
-            await eventually(differences, lambda n: n == 0)
+            await eventually(told_of, lambda n: n == 0)
+            monkeypatch.setattr(app, "compare", answer_nonsense)
+            await eventually(not_compared, lambda n: n == 1)
             assert await stock.is_ready()
