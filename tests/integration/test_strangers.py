@@ -178,7 +178,8 @@ async def test_a_delivery_mode_that_no_specification_has_stops_nobody(
     async with stock_service(settings(stock_url, rabbit.url)) as stock, RawProducer(rabbit.url) as wire:
         head = content_header(len(BODY), properties)
         if not await wire.publish(b"orders", TYPE.encode(), head, BODY):
-            assert (BROKER.version, mode in {1, 2}) == (None, False)
+            assert BROKER.version in {None, "3.10"}
+            assert mode not in {1, 2}
             return
         if mode > 2:
             copy = await parked(rabbit)

@@ -47,7 +47,7 @@ async def test_a_forged_history_costs_nothing_but_itself(stock_url: str) -> None
         async with stock_service(configuration, fail_once) as stock:
             await rabbit.publish(TYPE, b'{"sku": "early"}')
             await eventually(stock.settled, lambda n: n == 1)
-            if BROKER.version is None:
+            if BROKER.version in {None, "3.10"}:
                 assert await rabbit.count("orders.parking") == 0
                 await repair(node, rabbit)
             await rabbit.publish(TYPE, b'{"sku": "late"}')
