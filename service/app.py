@@ -45,6 +45,7 @@ from service.reliability.relay import Relay, RelayState
 from service.reliability.retry import RetryPolicy, backoff, short
 from service.reliability.settlement import Settlement
 from service.reliability.stopping import Stopping
+from service.reliability.strategies import STRATEGIES
 from service.reliability.topology import Exchange, QueueFamily, Topology
 from service.reliability.unit_of_work import PostgresTransactions, PostgresUnitOfWork
 from service.settings import Settings, default_settings
@@ -81,11 +82,12 @@ def orders_family(settings: Settings) -> QueueFamily:
     """Return the queues of the order events and how their failures are treated."""
     policy = RetryPolicy(
         max_attempts=settings.max_attempts,
-        delays=settings.retry_delays,
+        delays=settings.delays,
         permanent={RuleViolationError: Reason.REJECTED_BY_RULE},
         safe=(BillingError,),
     )
-    return QueueFamily(contract.ORDERS_EXCHANGE, keys=contract.ORDER_EVENTS, policy=policy)
+    strategy = STRATEGIES[settings.retry_strategy]
+    return QueueFamily(contract.ORDERS_EXCHANGE, keys=contract.ORDER_EVENTS, policy=policy, strategy=strategy)
 
 
 def whole_topology(family: QueueFamily) -> Topology:

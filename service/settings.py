@@ -83,10 +83,14 @@ class Settings(BaseSettings):
     max_attempts: int = Field(
         5, ge=1, le=100, description="executions of a failing message before it is parked, 1 to 100"
     )
-    retry_strategy: Literal["staged"] = Field("staged", description="'staged'")
+    retry_strategy: Literal["staged", "dead-letter", "broker"] = Field(
+        "staged",
+        description="'staged', 'dead-letter' or 'broker' (RabbitMQ 4.3 and later): see docs/strategies.md",
+    )
     retry_delays: Annotated[tuple[Seconds, ...], NoDecode] = Field(
         (timedelta(seconds=5), timedelta(seconds=30), timedelta(seconds=120), timedelta(seconds=600)),
-        description="seconds before each further attempt, comma-separated, each from 0.01 to 86400; the last repeats",
+        description="seconds before each further attempt, comma-separated, each from 0.01 to 86400; the last repeats. "
+        "'dead-letter' and 'broker' take the first for all attempts",
     )
     handler_timeout: Seconds = Field(
         timedelta(seconds=30),
@@ -187,9 +191,14 @@ class Settings(BaseSettings):
         """The virtual host, the same at each node."""
         return unquote(urlsplit(self.rabbitmq_urls[0]).path[1:]) or "/"
 
+    @property
+    def delays(self) -> tuple[timedelta, ...]:
+        """The delays that the strategy keeps: all, or the first one for all attempts."""
+        return self.retry_delays if self.retry_strategy == "staged" else self.retry_delays[:1]
+
     def delay(self, attempt: int) -> timedelta:
         """Return the delay after the given attempt."""
-        return self.retry_delays[min(attempt, len(self.retry_delays)) - 1]
+        return self.delays[min(attempt, len(self.delays)) - 1]
 
 
 def _addresses(urls: SecretStr) -> tuple[str, ...]:

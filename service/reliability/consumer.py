@@ -19,7 +19,6 @@ from aio_pika.exceptions import ChannelNotFoundEntity
 from aiormq import Channel as Wire
 from aiormq.abc import DeliveredMessage
 
-from service.reliability.envelope import read_envelope
 from service.reliability.errors import TopologyError
 from service.reliability.frames import build
 from service.reliability.gate import Gate
@@ -118,7 +117,7 @@ class Consumer:
     async def deliver(self, delivered: DeliveredMessage) -> None:
         """Hand a delivery to the subscriber of its type; park it where there is none or where it cannot be read."""
         message, unreadable = build(delivered)
-        envelope = read_envelope(message, self.inbound.family.policy.max_attempts)
+        envelope = self.inbound.family.read(message)
         try:
             if unreadable is not None:
                 park = Park(Reason.UNREADABLE, envelope.attempt - 1, unreadable)

@@ -27,19 +27,22 @@ SCHEMA_VERSION = "schema-version"
 SHORT_STRING = 255
 """Bytes that AMQP's short strings hold: names of exchanges, routing keys, ids."""
 
-_NOT_CARRIED = frozenset(
+COUNTS = frozenset({"x-delivery-count", "x-acquired-count"})
+"""The broker's counts of deliveries; on the first one 4.3 writes none, and leaves what a producer wrote."""
+
+BOOKKEEPING = frozenset(
     {
         # Would make the broker copy the successor to whatever queues the producer named.
         *("CC", "BCC"),
         # The broker's bookkeeping: 3.10 counts on from a forged x-death, and all of it would grow at each cycle.
-        *("x-death", "x-delivery-count", "x-acquired-count"),
+        "x-death",
         *(f"x-{which}-death-{what}" for which in ("first", "last") for what in ("exchange", "queue", "reason")),
         # Our own.
         *(ATTEMPT, ORIGINAL_EXCHANGE, ORIGINAL_ROUTING_KEY, "x-original-queue"),
         *(WITHOUT_ID, PARKED_REASON, PARKED_AT, "x-attempts", "x-exception-type", "x-exception-message"),
     }
 )
-"""Headers that no copy carries on: by name, so that a producer's own, such as x-original-url, are kept."""
+"""Headers that no copy carries on, COUNTS neither: by name, so that a producer's own, as x-original-url, are kept."""
 
 _PLAIN_ENCODINGS = frozenset({"", "identity", "utf-8", "utf8"})
 """Content encodings of a body that is not compressed; Spring and Celery send the name of the character set here."""
@@ -99,7 +102,7 @@ def read_envelope(message: Arrived, max_attempts: int) -> Envelope:
         redelivered=bool(message.redelivered),
         exchange=(came_back and _text(headers.get(ORIGINAL_EXCHANGE))) or exchange,
         routing_key=(came_back and _text(headers.get(ORIGINAL_ROUTING_KEY))) or routing_key,
-        headers={name: value for name, value in headers.items() if name not in _NOT_CARRIED},
+        headers={name: value for name, value in headers.items() if name not in BOOKKEEPING | COUNTS},
     )
 
 

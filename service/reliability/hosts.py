@@ -56,7 +56,7 @@ class Hosts:
         failed = []
         for address in tuple(self._addresses):
             try:
-                connection, version = await _connect(address, name)
+                connection = await _connect(address, name)
             except CancelledError:
                 self.put_last(address)  # whoever asked has waited long enough for this one
                 raise
@@ -66,7 +66,8 @@ class Hosts:
                 continue
             if failed:
                 log.warning("broker_hosts_failed", connection=name, explanation="; ".join(failed))
-            log.info("broker_connected", host=address.host, port=_port(address), connection=name, version=version)
+            told = {"connection": name, "version": version_of(connection)}
+            log.info("broker_connected", host=address.host, port=_port(address), **told)
             return connection
         raise BrokerUnavailableError("no connection to RabbitMQ: " + "; ".join(failed))
 
@@ -90,14 +91,19 @@ class WatchedTransport(TransportFactory):
         return reader, writer
 
 
-async def _connect(address: URL, name: str) -> tuple[Connection, str]:
-    """Connect to one host; return its RabbitMQ's version, too."""
+def version_of(connection: Connection) -> str:
+    """Return the version that the broker told at connect."""
+    properties = connection.transport.connection.server_properties if connection.transport else {}
+    return str(properties.get("version"))
+
+
+async def _connect(address: URL, name: str) -> Connection:
+    """Connect to one host."""
     connection = Connection(address, client_properties={"connection_name": name})
     connection.kwargs["transport_factory"] = WatchedTransport()
     async with timeout(CONNECT_TIMEOUT):
         await connection.connect()
-    properties = connection.transport.connection.server_properties if connection.transport else {}
-    return connection, str(properties.get("version"))
+    return connection
 
 
 def _with_heartbeat(address: URL) -> URL:

@@ -16,7 +16,7 @@ from aio_pika import Connection
 from aio_pika.abc import AbstractChannel
 
 from service.reliability.frames import guard
-from service.reliability.hosts import Hosts
+from service.reliability.hosts import Hosts, version_of
 from service.reliability.stopping import is_being_cancelled
 
 CHANNEL_TIMEOUT = 10.0
@@ -84,6 +84,11 @@ class BrokerLink:
         with losses_are_errors():
             await channel.close()
         return True
+
+    async def version(self) -> str:
+        """Return the version of RabbitMQ at the other end, as it tells it; raises as `channel` does."""
+        with losses_are_errors():
+            return version_of(await self._connected())
 
     async def channel(self, *, confirms: bool = False) -> AbstractChannel:
         """Open a new channel, connecting first where there is no connection.

@@ -17,7 +17,7 @@ from faststream import BaseMiddleware
 from faststream.message import StreamMessage
 
 from service.reliability.barrier import Barrier, no_barrier
-from service.reliability.envelope import Envelope, digest, identify, read_envelope, require_size
+from service.reliability.envelope import Envelope, digest, identify, require_size
 from service.reliability.errors import (
     ClaimContestedError,
     DatabaseUnavailableError,
@@ -94,7 +94,7 @@ class Reliability:
         self, call_next: Next, message: StreamMessage[IncomingMessage], subscription: Subscription
     ) -> None:
         """Execute a delivery and settle it."""
-        envelope = read_envelope(message.raw_message, self.inbound.family.policy.max_attempts)
+        envelope = self.inbound.family.read(message.raw_message)
         outcome = await self._outcome(call_next, message, envelope, subscription)
         await self.settlement.settle(message.raw_message, envelope, outcome)
         if isinstance(outcome, Park) and outcome.reason is Reason.CRASHED_CONSUMER:

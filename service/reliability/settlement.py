@@ -1,9 +1,9 @@
 """The one place that tells the broker how a delivery ended.
 
 The order is what keeps messages: a successor (the copy for a wait queue or for parking) is confirmed by the broker
-before the original is acked. A successor that is not confirmed is held and published again, for as long as it takes;
-the delivery is never rejected and never dropped. Only the loss of the delivery's own channel ends that, or the end of
-the service: the broker then delivers the original again.
+before the original is acked. A successor that is not confirmed is held and published again, for as long as it takes.
+Only the loss of the delivery's own channel ends that, or the end of the service: the broker then delivers the original
+again. Nothing is dropped; what is left to the broker is a nack, by strategies whose queues bring it back.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from service.reliability.outcome import Ack, Outcome, Park, Retry, Return
 from service.reliability.publisher import Confirmed, Publisher, Returned, Unconfirmed
 from service.reliability.retry import backoff
 from service.reliability.stopping import Stopping, is_being_cancelled
-from service.reliability.topology import QueueFamily
+from service.reliability.topology import Copy, Nack, QueueFamily
 from service.telemetry import Metrics
 
 HEADERS_LIMIT = 64 * 1024
@@ -86,18 +86,27 @@ class Settlement:
         match outcome:
             case Ack():
                 await self._finish(envelope, outcome, message.ack)
-            case Retry(delay=delay):
-                headers = waiting_headers(envelope, outcome)
-                if await self._hand_over(message, envelope, headers, self.family.wait(delay)):
-                    await self._finish(envelope, outcome, message.ack)
+            case Retry():
+                await self._send_back(message, envelope, outcome)
             case Park():
                 headers = parked_headers(envelope, outcome, self.family.work, self.now())
                 if await self._hand_over(message, envelope, headers, self.family.parking):
                     await self._finish(envelope, outcome, message.ack)
             case Return():
-                await self._finish(envelope, outcome, lambda: message.nack(requeue=True))
+                # Not a nack: where the broker itself delays retries, it counts that as an attempt.
+                await self._finish(envelope, outcome, lambda: message.reject(requeue=True))
             case _:
                 assert_never(outcome)
+
+    async def _send_back(self, message: IncomingMessage, envelope: Envelope, retry: Retry) -> None:
+        match self.family.strategy.way_back(self.family, message, retry):
+            case Copy(queue):
+                if await self._hand_over(message, envelope, waiting_headers(envelope, retry), queue):
+                    await self._finish(envelope, retry, message.ack)
+            case Nack(requeue):
+                await self._finish(envelope, retry, lambda: message.nack(requeue=requeue))
+            case never:
+                assert_never(never)
 
     async def _hand_over(
         self, message: IncomingMessage, envelope: Envelope, headers: dict[str, Any], queue: str

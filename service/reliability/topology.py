@@ -1,24 +1,25 @@
 """Exchanges, queues and bindings: what they are, making them, and telling where the broker has others.
 
-A queue family is one value: another consumer with other delays is one more line. What a guarantee rests on is a queue
-argument, which no policy replaces without being asked to; which ones a policy can still override, `comparison` knows
-and tells. Whatever the broker itself dead-letters from the work
-queue ends in parking, at-least-once; a wait queue returns to this family's work queue only, so that other services
-bound to the exchange never see our retries.
+A queue family is one value: another consumer with other delays is one more line. How its failing messages come back,
+and the queues for that, are its strategy's: `strategies` has them. What a guarantee rests on is a queue argument, which
+no policy replaces without being asked to; which ones a policy can still override, `comparison` knows and tells.
+Whatever the broker itself dead-letters goes at-least-once.
 """
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from aio_pika.abc import AbstractChannel
 from aio_pika.exceptions import ChannelNotFoundEntity, ChannelPreconditionFailed
 from aiormq.exceptions import ChannelAccessRefused
 
+from service.reliability.envelope import Arrived, Envelope
 from service.reliability.errors import TopologyError
 from service.reliability.link import BrokerLink
+from service.reliability.outcome import Retry
 from service.reliability.retry import RetryPolicy
 
 DELIVERY_LIMIT = 200
@@ -27,15 +28,16 @@ DELIVERY_LIMIT = 200
 NO_DELIVERY_LIMIT = 2_147_483_647
 """For queues that people look into: each look costs a delivery count, and 20 delete the message on 4.x."""
 
-Kind = Literal["direct", "topic"]
+Kind = Literal["direct", "topic", "fanout", "headers"]
 
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A durable exchange."""
+    """A durable exchange, with the arguments it needs."""
 
     name: str
     kind: Kind
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +60,26 @@ REMAKE = {
 
 @dataclass(frozen=True, slots=True)
 class Binding:
-    """Messages of `exchange` with `routing_key` go to `queue`."""
+    """Messages of `exchange` with `routing_key`, or with the headers in `arguments`, go to `queue`."""
 
     exchange: str
     queue: str
     routing_key: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """All that must exist before anything is consumed or published."""
+    """All that must exist before anything is consumed or published.
+
+    Attributes:
+        since: the first version of RabbitMQ, major and minor, that does with it what is meant.
+    """
 
     exchanges: tuple[Exchange, ...] = ()
     queues: tuple[Queue, ...] = ()
     bindings: tuple[Binding, ...] = ()
+    since: tuple[int, ...] = ()
 
     @property
     def items(self) -> tuple[Exchange | Queue, ...]:
@@ -80,22 +88,59 @@ class Topology:
 
     def __add__(self, other: "Topology") -> "Topology":
         """Return both together."""
-        return Topology(self.exchanges + other.exchanges, self.queues + other.queues, self.bindings + other.bindings)
+        return Topology(
+            self.exchanges + other.exchanges,
+            self.queues + other.queues,
+            self.bindings + other.bindings,
+            max(self.since, other.since),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A failing message comes back as a copy in `queue`, published before the original is acked."""
+
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
+class Nack:
+    """A failing message comes back by what the broker does with a nack: it dead-letters it, or requeues it later."""
+
+    requeue: bool
+
+
+class Strategy(Protocol):
+    """How the failing messages of a family come back after a delay."""
+
+    def topology(self, family: "QueueFamily") -> Topology:
+        """Return what must exist beside the family's exchange and its parking queue, the work queue among it."""
+        ...
+
+    def read(self, family: "QueueFamily", message: Arrived) -> Envelope:
+        """Return the envelope of an arrived message, with its attempt; never raises."""
+        ...
+
+    def way_back(self, family: "QueueFamily", message: Arrived, retry: Retry) -> Copy | Nack:
+        """Return how the message of a failed execution comes back."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class QueueFamily:
-    """An exchange to receive from, its work queue, the wait queues of its delays and its parking queue.
+    """An exchange to receive from, its work queue, what brings failing messages back, and its parking queue.
 
     Attributes:
         name: names all of them: exchange `orders`, queues `orders.work`, `orders.wait.5s`, `orders.parking`.
         keys: routing keys the work queue is bound with: the event types.
-        policy: how failures are treated; its delays decide which wait queues there are.
+        policy: how failures are treated: how often, after which delays, and what is never tried again.
+        strategy: how what failed comes back; it decides which queues there are beside work and parking.
     """
 
     name: str
     keys: tuple[str, ...]
     policy: RetryPolicy
+    strategy: Strategy
 
     @property
     def work(self) -> str:
@@ -113,26 +158,58 @@ class QueueFamily:
 
     @property
     def topology(self) -> Topology:
-        """What this family needs on the broker."""
-        waits = sorted(set(self.policy.delays))
-        return Topology(
+        """What this family needs on the broker; a queue stands before those that dead-letter into it."""
+        own = Topology(
             exchanges=(Exchange(self.name, "direct"),),
-            queues=(
-                _quorum(self.parking, overflow_to=None, limit=NO_DELIVERY_LIMIT),
-                *(_quorum(self.wait(d), overflow_to=self.work, ttl=d, limit=NO_DELIVERY_LIMIT) for d in waits),
-                _quorum(self.work, overflow_to=self.parking, limit=DELIVERY_LIMIT),
-            ),
-            bindings=tuple(Binding(self.name, self.work, key) for key in self.keys),
+            queues=(quorum(self.parking, limit=NO_DELIVERY_LIMIT),),
         )
+        bindings = Topology(bindings=tuple(Binding(self.name, self.work, key) for key in self.keys))
+        return own + self.strategy.topology(self) + bindings
+
+    def read(self, message: Arrived) -> Envelope:
+        """Return the envelope of an arrived message; never raises, whatever the producer sent."""
+        return self.strategy.read(self, message)
+
+
+def quorum(
+    name: str, *, limit: int, dead_letter: tuple[str, str] | None = None, ttl: timedelta | None = None, **more: Any
+) -> Queue:
+    """Return a queue that loses nothing: what is dead-lettered is kept until its target has it.
+
+    Args:
+        name: of the queue.
+        limit: redeliveries after which the broker dead-letters a message.
+        dead_letter: exchange and routing key for what is dead-lettered; an empty key keeps the message's own.
+        ttl: how long a message stays.
+        more: further arguments, with `_` for `-` and without `x-`.
+    """
+    arguments: dict[str, Any] = {
+        "x-queue-type": "quorum",
+        "x-overflow": "reject-publish",
+        "x-delivery-limit": limit,
+    }
+    if ttl is not None:
+        arguments["x-message-ttl"] = milliseconds(ttl)
+    if dead_letter is not None:
+        exchange, key = dead_letter
+        arguments |= {"x-dead-letter-exchange": exchange}
+        arguments |= {"x-dead-letter-routing-key": key} if key else {}
+        arguments |= {"x-dead-letter-strategy": "at-least-once"}
+    return Queue(name, arguments | {f"x-{argument.replace('_', '-')}": value for argument, value in more.items()})
 
 
 def delay_name(delay: timedelta) -> str:
     """Return the delay in its largest whole unit: 5s, 2m, 1h, 1500ms."""
-    milliseconds = _milliseconds(delay)
+    number = milliseconds(delay)
     for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1000)):
-        if milliseconds % size == 0:
-            return f"{milliseconds // size}{unit}"
-    return f"{milliseconds}ms"
+        if number % size == 0:
+            return f"{number // size}{unit}"
+    return f"{number}ms"
+
+
+def milliseconds(delay: timedelta) -> int:
+    """Return a delay as the broker counts it."""
+    return round(delay / timedelta(milliseconds=1))
 
 
 async def declare(link: BrokerLink, topology: Topology) -> None:
@@ -140,7 +217,9 @@ async def declare(link: BrokerLink, topology: Topology) -> None:
 
     Raises:
         TopologyError: something exists with other properties; names each with what was found and what is wanted.
+            Or the broker is too old.
     """
+    await _require_version(link, topology)
     _raise([p for item in topology.items for p in await _attempt(link, item, passive=False)])
     for binding in topology.bindings:
         await _bind(link, binding)
@@ -150,8 +229,9 @@ async def verify(link: BrokerLink, topology: Topology) -> None:
     """Check that everything exists, with a user that may configure nothing.
 
     Raises:
-        TopologyError: names everything that is missing.
+        TopologyError: names everything that is missing. Or the broker is too old.
     """
+    await _require_version(link, topology)
     _raise([p for item in topology.items for p in await _attempt(link, item, passive=True)])
 
 
@@ -162,8 +242,9 @@ async def check(link: BrokerLink, topology: Topology) -> list[str]:
     compared, since the user may not configure it.
 
     Raises:
-        TopologyError: names everything that is missing or other than wanted.
+        TopologyError: names everything that is missing or other than wanted. Or the broker is too old.
     """
+    await _require_version(link, topology)
     problems: list[str] = []
     uncompared: list[str] = []
     for item in topology.items:
@@ -175,21 +256,15 @@ async def check(link: BrokerLink, topology: Topology) -> list[str]:
     return uncompared
 
 
-def _quorum(name: str, *, overflow_to: str | None, limit: int, ttl: timedelta | None = None) -> Queue:
-    arguments: dict[str, Any] = {
-        "x-queue-type": "quorum",
-        "x-overflow": "reject-publish",
-        "x-delivery-limit": limit,
-    }
-    if ttl is not None:
-        arguments["x-message-ttl"] = _milliseconds(ttl)
-    if overflow_to is not None:
-        arguments |= {
-            "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": overflow_to,
-            "x-dead-letter-strategy": "at-least-once",
-        }
-    return Queue(name, arguments)
+async def _require_version(link: BrokerLink, topology: Topology) -> None:
+    """Refuse a broker that would take the arguments and not do what they mean."""
+    version = await link.version()
+    if topology.since > tuple(int(part) for part in re.findall(r"\d+", version)[:2]):
+        needed = ".".join(map(str, topology.since))
+        raise TopologyError(
+            f"the retry strategy needs RabbitMQ {needed} or later, and this is {version}: "
+            "set BILLING_RETRY_STRATEGY to another"
+        )
 
 
 async def _attempt(link: BrokerLink, item: Exchange | Queue, *, passive: bool) -> list[str]:
@@ -197,8 +272,8 @@ async def _attempt(link: BrokerLink, item: Exchange | Queue, *, passive: bool) -
     channel = await link.channel()
     try:
         match item:
-            case Exchange(name, kind):
-                await channel.declare_exchange(name, kind, durable=True, passive=passive)
+            case Exchange(name, kind, arguments):
+                await channel.declare_exchange(name, kind, durable=True, arguments=dict(arguments), passive=passive)
             case Queue(name, arguments):
                 await channel.declare_queue(name, durable=True, arguments=dict(arguments), passive=passive)
     except ChannelPreconditionFailed as error:
@@ -216,7 +291,7 @@ async def _bind(link: BrokerLink, binding: Binding) -> None:
     channel = await link.channel()
     try:
         queue = await channel.get_queue(binding.queue, ensure=False)
-        await queue.bind(binding.exchange, binding.routing_key)
+        await queue.bind(binding.exchange, binding.routing_key, arguments=dict(binding.arguments))
     except ChannelAccessRefused:
         raise TopologyError(
             f"binding of queue {binding.queue} to exchange {binding.exchange}: the user has no right to make it: "
@@ -262,10 +337,6 @@ def _value(text: str) -> str:
 
 def _label(item: Exchange | Queue) -> str:
     return f"{type(item).__name__.lower()} {item.name}"
-
-
-def _milliseconds(delay: timedelta) -> int:
-    return round(delay / timedelta(milliseconds=1))
 
 
 def _raise(problems: Iterable[str]) -> None:

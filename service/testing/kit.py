@@ -7,15 +7,15 @@
 
 Subscribers, decoding, middleware, retry policy and settlement are the real ones, under FastStream's
 `TestRabbitBroker`; the database and the broker's answers are in memory. One behaviour suite runs over this and over
-real servers (`tests/contract/test_behaviour.py`). Not emulated: SQL, concurrency, outages, and time: a wait queue
-gives its message back when `after_wait` is called. Test those against the servers.
+real servers (`tests/contract/test_behaviour.py`). Not emulated: SQL, concurrency, outages, retry strategies other than
+`staged`, and time: a wait queue gives its message back when `after_wait` is called. Test those against the servers.
 """
 
 import asyncio
 import json
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from types import TracebackType
 from typing import Any, Self
@@ -39,6 +39,7 @@ from service.reliability.middleware import Reliability
 from service.reliability.outcome import Reason
 from service.reliability.publisher import Confirmed
 from service.reliability.settlement import Settlement
+from service.reliability.strategies import Staged
 from service.settings import Settings, default_settings
 from service.telemetry import Metrics
 from service.testing.memory import MemoryDatabase, MemoryEvent
@@ -127,7 +128,7 @@ class InMemoryService:
             database: where to start from; an empty one where it is not given.
         """
         settings = settings or default_settings()
-        family = orders_family(settings)
+        family = replace(orders_family(settings), strategy=Staged())
         self.database = database or MemoryDatabase(NOW)
         self.broker = RabbitBroker(logger=None)
         self._publisher = _ConfirmingAll()

@@ -117,7 +117,14 @@ EVENTS = "test.events"
 """Queue bound to everything that leaves on the exchange `billing`."""
 
 DELAYS = ("200ms", "300ms", "400ms", "1s", "2s", "5s", "30s", "1m", "2m", "10m")
-QUEUES = ("orders.work", "orders.parking", *(f"orders.wait.{delay}" for delay in DELAYS), EVENTS, "test.full")
+QUEUES = (
+    "orders.work",
+    "orders.parking",
+    "orders.wait",
+    *(f"orders.wait.{delay}" for delay in DELAYS),
+    EVENTS,
+    "test.full",
+)
 """Every queue that tests make: listing them takes rabbitmqctl a second after each test."""
 
 
@@ -259,7 +266,7 @@ async def wipe(url: str) -> None:
     async with await aio_pika.connect(url) as connection, connection.channel() as channel:
         for queue in QUEUES:
             await channel.queue_delete(queue)
-        for exchange in ("orders", "billing"):
+        for exchange in ("orders", "orders.dead", "orders.retry", "billing"):
             await channel.exchange_delete(exchange)
 
 

@@ -23,6 +23,7 @@ from service.reliability.outcome import Reason
 from service.reliability.retry import RetryPolicy
 from service.reliability.settlement import Settlement, channel_is_closed
 from service.reliability.stopping import Stopping
+from service.reliability.strategies import Staged
 from service.reliability.topology import QueueFamily
 from service.reliability.unit_of_work import PostgresTransactions, PostgresUnitOfWork
 from service.telemetry import Metrics
@@ -103,7 +104,7 @@ class Bench:
         policy = RetryPolicy(
             3, (timedelta(seconds=5), timedelta(minutes=2)), {RuleError: Reason.REJECTED_BY_RULE}, safe=(RuleError,)
         )
-        family = QueueFamily("stock", ("stock.added", "stock.sold", "stock.counted"), policy)
+        family = QueueFamily("stock", ("stock.added", "stock.sold", "stock.counted"), policy, Staged())
         self.broker = RabbitBroker(logger=None)
         self.inbound = Inbound(self.broker, family)
         self._subscribe()
@@ -489,14 +490,14 @@ async def test_a_service_that_stops_gives_a_held_message_back() -> None:
         await asyncio.wait({task}, timeout=0.001)
     bench.stopping.set()
     await task
-    assert bench.journal == ["nack requeue"]
+    assert bench.journal == ["reject requeue"]
     assert bench.copies == []
 
 
 async def test_no_handler_starts_once_the_service_stops(bench: Bench) -> None:
     bench.stopping.set()
     await bench.deliver()
-    assert bench.journal == ["nack requeue"]
+    assert bench.journal == ["reject requeue"]
     assert bench.count("billing_deliveries_total", type="stock.added", outcome="returned") == 1
 
 

@@ -19,7 +19,8 @@ from service.reliability.publisher import Publication, Refused, Returned, Unconf
 from service.reliability.retry import RetryPolicy
 from service.reliability.settlement import HEADERS_LIMIT, Settlement, channel_is_closed, successor
 from service.reliability.stopping import Stopping
-from service.reliability.topology import QueueFamily
+from service.reliability.strategies import Staged
+from service.reliability.topology import QueueFamily, Strategy
 from service.telemetry import Metrics
 from tests.support.doubles import ScriptedPublisher, delivery
 
@@ -31,13 +32,16 @@ PARK = Park(Reason.INVALID, 0, WHY)
 class Bench:
     """A settlement with everything around it."""
 
-    def __init__(self, *script: Publication) -> None:
+    def __init__(self, *script: Publication, strategy: Strategy | None = None) -> None:
         self.journal: list[str] = []
         self.publisher = ScriptedPublisher(list(script), journal=self.journal)
         self.metrics = Metrics()
         self.settlement = Settlement(
             family=QueueFamily(
-                "orders", ("order.placed",), RetryPolicy(5, (timedelta(seconds=5), timedelta(minutes=2)))
+                "orders",
+                ("order.placed",),
+                RetryPolicy(5, (timedelta(seconds=5), timedelta(minutes=2))),
+                strategy or Staged(),
             ),
             publisher=self.publisher,
             metrics=self.metrics,
@@ -258,7 +262,7 @@ async def test_whatever_the_client_raises_for_a_lost_channel_is_no_failure(
     with capture_logs() as logs:
         await bench.settlement.settle(message, read_envelope(message, 5), outcome)
     assert [entry["event"] for entry in logs] == ["settlement_lost"]
-    assert not {"ack", "nack requeue"} & set(bench.journal)
+    assert not {"ack", "reject requeue"} & set(bench.journal)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +301,7 @@ async def test_a_parked_copy_says_why_when_and_where() -> None:
 async def test_what_was_not_executed_goes_back_to_its_queue() -> None:
     bench = Bench()
     await bench.settle(Return())
-    assert bench.journal == ["nack requeue"]
+    assert bench.journal == ["reject requeue"]
     assert bench.publisher.published == []
 
 

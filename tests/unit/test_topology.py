@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from schemas import INCOMING
 from service.app import orders_family, whole_topology
 from service.reliability.retry import RetryPolicy
+from service.reliability.strategies import Staged
 from service.reliability.topology import Binding, Exchange, Queue, QueueFamily, _mismatch, delay_name
 from service.settings import Settings
 
@@ -18,6 +19,7 @@ FAMILY = QueueFamily(
     "orders",
     keys=("order.placed",),
     policy=RetryPolicy(5, (timedelta(seconds=5), timedelta(minutes=2), timedelta(seconds=5))),
+    strategy=Staged(),
 )
 
 
@@ -49,7 +51,7 @@ def test_a_name_tells_its_delay_exactly_so_that_no_two_delays_share_a_queue(mill
 
 @given(st.lists(st.integers(10, 10**8), min_size=1, max_size=8))
 def test_every_delay_has_a_queue_that_holds_a_message_just_as_long(delays: list[int]) -> None:
-    family = QueueFamily("o", ("k",), RetryPolicy(5, tuple(timedelta(milliseconds=d) for d in delays)))
+    family = QueueFamily("o", ("k",), RetryPolicy(5, tuple(timedelta(milliseconds=d) for d in delays)), Staged())
     queues = {queue.name: queue.arguments for queue in family.topology.queues}
     assert len(queues) == len(family.topology.queues) == len(set(delays)) + 2
     for attempt, delay in enumerate(delays, start=1):
