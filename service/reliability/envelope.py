@@ -97,11 +97,11 @@ def read_envelope(message: Arrived, max_attempts: int) -> Envelope:
         message_id=None if came_back and headers.get(WITHOUT_ID) is True else message.message_id or None,
         type=message.type or routing_key,
         correlation_id=message.correlation_id or None,
-        traceparent=_text(headers.get("traceparent")),
+        traceparent=short_text(headers.get("traceparent")),
         attempt=_attempt(headers.get(ATTEMPT), max_attempts) if came_back else 1,
         redelivered=bool(message.redelivered),
-        exchange=(came_back and _text(headers.get(ORIGINAL_EXCHANGE))) or exchange,
-        routing_key=(came_back and _text(headers.get(ORIGINAL_ROUTING_KEY))) or routing_key,
+        exchange=(came_back and short_text(headers.get(ORIGINAL_EXCHANGE))) or exchange,
+        routing_key=(came_back and short_text(headers.get(ORIGINAL_ROUTING_KEY))) or routing_key,
         headers={name: value for name, value in headers.items() if name not in BOOKKEEPING | COUNTS},
     )
 
@@ -210,7 +210,7 @@ def _attempt(value: object, max_attempts: int) -> int:
     return value if believable else 1  # type: ignore[return-value]  # narrowed above, through a variable
 
 
-def _text(value: object) -> str | None:
+def short_text(value: object) -> str | None:
     """Return a header's value where it is text that can be stored and sent on, else None."""
     if isinstance(value, str) and 0 < len(value.encode("utf-8", "replace")) <= SHORT_STRING and "\0" not in value:
         return value

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
-from service.reliability.envelope import BOOKKEEPING, COUNTS, Arrived, Envelope, read_envelope
+from service.reliability.envelope import BOOKKEEPING, COUNTS, Arrived, Envelope, read_envelope, short_text
 from service.reliability.outcome import Retry
 from service.reliability.topology import (
     DELIVERY_LIMIT,
@@ -91,8 +91,9 @@ class DeadLetter:
         envelope = replace(envelope, attempt=min(envelope.attempt + death["count"], most))
         if envelope.exchange:
             return envelope
-        key = death["routing-keys"][0]
-        return replace(envelope, exchange=death["exchange"], routing_key=key, type=message.type or key)
+        key = short_text(death["routing-keys"][0]) or envelope.routing_key
+        exchange = short_text(death["exchange"]) or ""
+        return replace(envelope, exchange=exchange, routing_key=key, type=message.type or key)
 
     def way_back(self, family: QueueFamily, message: Arrived, retry: Retry) -> Copy | Nack:  # noqa: ARG002 - the interface's
         """Return a rejection; a copy where the message has a past that the broker must not count on from.

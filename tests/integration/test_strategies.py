@@ -1,6 +1,5 @@
 """One suite over every retry strategy that the broker can do: what all promise, and how to change between them."""
 
-import asyncio
 import json
 import subprocess
 import sys
@@ -35,7 +34,6 @@ from tests.support.rabbit import (
     Rabbit,
     possible_strategies,
     rabbit_client,
-    rabbitmqctl,
     user_with,
     version_that_answers,
 )
@@ -294,16 +292,14 @@ async def test_a_broker_without_delayed_retries_is_refused_in_one_line(
     assert "needs RabbitMQ 4.3 or later" in command.stderr
 
 
-async def empty(rabbit: Rabbit) -> None:
-    """Wait until the broker holds nothing but what is parked, waiting messages included; its counts are seconds old."""
-    vhost = rabbit.url.rsplit("/", 1)[1]
+async def empty(rabbit: Rabbit, configuration: Settings) -> None:
+    """Wait until nothing is left but what is parked, as `billing status` shows it once the instances are stopped."""
+    queues = {queue.name for queue in orders_family(configuration).topology.queues} - {PARKING}
 
     async def left() -> set[str]:
-        lines = await asyncio.to_thread(rabbitmqctl, "list_queues", "-p", vhost, "name", "messages")
-        counts = dict(line.split("\t") for line in lines.splitlines() if line.startswith("orders."))
-        return {name for name, number in counts.items() if number != "0"} - {PARKING}
+        return {queue for queue in queues if await rabbit.count(queue)}
 
-    await eventually(left, lambda names: not names, within=40, every=0.5)
+    await eventually(left, lambda names: not names)
 
 
 @pytest.mark.parametrize("old", POSSIBLE)
@@ -320,10 +316,12 @@ async def test_the_strategy_is_changed_by_a_drain(stock_url: str, rabbit: Rabbit
             await rabbit.publish(TYPE, body(f"old-{number}", failures=2))
         for number in range(5):
             await eventually(partial(stock.stock, f"old-{number}"), lambda n: n == 1)
-    await empty(rabbit)
+    await empty(rabbit, before)
     with pytest.raises(TopologyError, match=r"queue orders\.work: x-"):
         await declared(after)
-    await rabbit.delete(WORK)
+    for queue in orders_family(before).topology.queues:
+        if queue.name != PARKING:
+            await rabbit.delete(queue.name)
     await declared(after)
     async with stock_service(after, failing(executions)) as stock:
         await rabbit.publish(TYPE, body("new", failures=2))
@@ -357,7 +355,7 @@ async def test_the_delay_of_the_others_is_changed_by_a_drain(
     async with stock_service(before, failing(executions)) as stock:
         await rabbit.publish(TYPE, body(failures=2))
         await stock.has_stock(1)
-    await empty(rabbit)
+    await empty(rabbit, before)
     with pytest.raises(TopologyError, match=rf"queue {queue}: x-\S+: found 1000, wanted 200"):
         await declared(after)
     await rabbit.delete(queue)

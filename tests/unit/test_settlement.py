@@ -19,7 +19,7 @@ from service.reliability.publisher import Publication, Refused, Returned, Unconf
 from service.reliability.retry import RetryPolicy
 from service.reliability.settlement import HEADERS_LIMIT, Settlement, channel_is_closed, successor
 from service.reliability.stopping import Stopping
-from service.reliability.strategies import Staged
+from service.reliability.strategies import Broker, DeadLetter, Staged
 from service.reliability.topology import QueueFamily, Strategy
 from service.telemetry import Metrics
 from tests.support.doubles import ScriptedPublisher, delivery
@@ -80,6 +80,16 @@ async def test_what_is_processed_is_acked(outcome: Ack) -> None:
     bench = Bench()
     await bench.settle(outcome)
     assert bench.journal == ["ack"]
+
+
+@pytest.mark.parametrize(
+    ("strategy", "told"), [(DeadLetter(), "nack"), (Broker(), "nack requeue")], ids=["dead-letter", "broker"]
+)
+async def test_a_way_back_that_is_the_brokers_is_one_nack(strategy: Strategy, told: str) -> None:
+    bench = Bench(strategy=strategy)
+    await bench.settle(RETRY)
+    assert bench.journal == [told]
+    assert bench.count("order.placed", "retried") == 1
 
 
 @pytest.mark.guarantee("G4")
