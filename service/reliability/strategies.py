@@ -89,6 +89,9 @@ class DeadLetter:
             return envelope
         death = rejections[0]
         envelope = replace(envelope, attempt=min(envelope.attempt + death["count"], most))
+        if "x-last-death-queue" in message.headers and "x-acquired-count" not in message.headers:
+            # 4.0 counts rejections as losses too, and carries the count along: it would make each retry run alone.
+            envelope = replace(envelope, redelivered=_count(message, "x-delivery-count") > death["count"])
         if envelope.exchange:
             return envelope
         key = short_text(death["routing-keys"][0]) or envelope.routing_key

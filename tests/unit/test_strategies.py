@@ -87,6 +87,21 @@ def test_rejections_are_counted_on_what_came_back(exchange: str, headers: dict[s
     assert family.read(delivery(exchange=exchange, routing_key="orders.work", headers=headers)).attempt == attempt
 
 
+@pytest.mark.parametrize(
+    ("counts", "redelivered"),
+    [
+        ({}, True),  # 3.10 counts anew after each way round
+        ({"x-last-death-queue": "orders.wait", "x-delivery-count": 2}, False),  # 4.0 has counted the rejections
+        ({"x-last-death-queue": "orders.wait", "x-delivery-count": 3}, True),
+        ({"x-last-death-queue": "orders.wait", "x-delivery-count": 1, "x-acquired-count": 1}, True),  # 4.3 has not
+    ],
+)
+def test_a_rejection_is_not_taken_for_a_crash(counts: dict[str, Any], redelivered: bool) -> None:
+    message = delivery(exchange="", headers={"x-death": [death(count=2)]} | counts)
+    message.redelivered = True
+    assert FAMILIES["dead-letter"].read(message).redelivered is redelivered
+
+
 def test_where_a_rejected_message_was_published_first_is_known() -> None:
     family = FAMILIES["dead-letter"]
     back = {"exchange": "", "routing_key": "orders.work"}
