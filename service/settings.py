@@ -90,7 +90,7 @@ class Settings(BaseSettings):
     retry_delays: Annotated[tuple[Seconds, ...], NoDecode] = Field(
         (timedelta(seconds=5), timedelta(seconds=30), timedelta(seconds=120), timedelta(seconds=600)),
         description="seconds before each further attempt, comma-separated, each from 0.01 to 86400; the last repeats. "
-        "'dead-letter' and 'broker' take the first for all attempts",
+        "'dead-letter' and 'broker' take the first for every attempt",
     )
     handler_timeout: Seconds = Field(
         timedelta(seconds=30),

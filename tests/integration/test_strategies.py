@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import aio_pika
@@ -363,7 +364,9 @@ async def test_the_delay_of_the_others_is_changed_by_a_drain(
 
 async def test_the_strategy_works_with_the_rights_of_its_page(stock_url: str, rabbit: Rabbit, strategy: str) -> None:
     """Retry and parking, declaring included."""
+    page = (Path(__file__).parents[2] / "docs" / "strategies.md").read_text()
     write = r"^(amq\.default|billing|orders\.(work|wait|parking|retry|dead))$"
+    assert f"'{write}'" in page
     with user_with(rabbit, r"^(orders(\..+)?|billing)$", write, r"^orders(\..+)?$") as url:
         executions: list[Execution] = []
         async with stock_service(settings(stock_url, url, retry_strategy=strategy), failing(executions)) as stock:
