@@ -13,7 +13,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import aio_pika
 import pytest
 
 from service.app import BillingUnitOfWork, orders_family, whole_topology
@@ -148,7 +147,7 @@ async def test_what_can_never_succeed_is_parked_at_once(stock_url: str, rabbit: 
 async def test_a_short_delay_is_not_held_up_by_a_long_one(stock_url: str, rabbit: Rabbit, strategy: str) -> None:
     """H02: one message waits its long second delay, another comes after it with the short first one."""
     executions: list[Execution] = []
-    configuration = settings(stock_url, rabbit.url, retry_strategy=strategy, retry_delays="0.3,20")
+    configuration = settings(stock_url, rabbit.url, retry_strategy=strategy, retry_delays="0.3,30")
     async with stock_service(configuration, failing(executions)) as stock:
         await rabbit.publish(TYPE, body("long", failures=2))
         await eventually(lambda: _times(executions, "long"), lambda n: n == 2)
@@ -174,8 +173,8 @@ async def test_what_was_delivered_to_25_consumers_that_died_is_processed(
     await declared(configuration)
     await rabbit.publish(TYPE, body(failures=2))
     for _ in range(25):
-        async with await aio_pika.connect(rabbit.url) as victim:
-            queue = await (await victim.channel()).get_queue(WORK, ensure=False)
+        async with rabbit.connection.channel() as victim:
+            queue = await victim.get_queue(WORK, ensure=False)
             await eventually(partial(queue.get, fail=False), lambda message: message is not None)
     async with stock_service(configuration, failing(executions)) as stock:
         await stock.has_stock(1)
