@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from service.app import BillingUnitOfWork, orders_family, whole_topology
+from service.app import BillingUnitOfWork, Service, orders_family, whole_topology
 from service.billing.errors import RuleViolationError
 from service.reliability import topology
 from service.reliability.errors import TopologyError
@@ -273,8 +273,7 @@ async def test_a_broker_without_delayed_retries_is_refused_in_one_line(
         await declared(configuration)
         return
     with pytest.raises(TopologyError, match=r"^the retry strategy needs RabbitMQ 4\.3 or later, and this is \d+\.\d+"):
-        async with stock_service(configuration):
-            pass
+        await Service(configuration).run()
     assert await rabbit.count(WORK) == -1
     command = subprocess.run(
         [sys.executable, "-m", "service", "topology", "apply"],
