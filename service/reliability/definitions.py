@@ -29,7 +29,7 @@ def definitions(topology: Topology, vhost: str) -> dict[str, Any]:
                 "durable": True,
                 "auto_delete": False,
                 "internal": False,
-                "arguments": {},
+                "arguments": dict(exchange.arguments),
             }
             for exchange in topology.exchanges
         ],
@@ -50,7 +50,7 @@ def definitions(topology: Topology, vhost: str) -> dict[str, Any]:
                 "destination": binding.queue,
                 "destination_type": "queue",
                 "routing_key": binding.routing_key,
-                "arguments": {},
+                "arguments": dict(binding.arguments),
             }
             for binding in topology.bindings
         ],

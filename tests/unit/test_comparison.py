@@ -8,9 +8,10 @@ import pytest
 from service.reliability.comparison import Found, differences
 from service.reliability.definitions import definitions
 from service.reliability.retry import RetryPolicy
+from service.reliability.strategies import Staged
 from service.reliability.topology import QueueFamily
 
-WANTED = QueueFamily("orders", ("order.placed",), RetryPolicy(5, (timedelta(seconds=5),))).topology
+WANTED = QueueFamily("orders", ("order.placed",), RetryPolicy(5, (timedelta(seconds=5),)), Staged()).topology
 
 
 def told(**changes: Any) -> dict[str, Any]:

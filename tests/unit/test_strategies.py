@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from service.reliability.definitions import definitions
 from service.reliability.outcome import Diagnosis, Retry
 from service.reliability.retry import RetryPolicy
 from service.reliability.strategies import STRATEGIES
@@ -169,6 +170,14 @@ def test_a_policy_with_delays_that_the_strategy_cannot_keep_is_refused(name: str
     family = QueueFamily("orders", ("order.placed",), RetryPolicy(5, (SECOND, 2 * SECOND)), STRATEGIES[name])
     with pytest.raises(ValueError, match="its strategy has one delay"):
         _ = family.topology
+
+
+def test_what_tells_the_expired_from_the_rejected_is_exported_too() -> None:
+    exported = definitions(FAMILIES["dead-letter"].topology, "/")
+    [dead] = [exchange for exchange in exported["exchanges"] if exchange["name"] == "orders.dead"]
+    assert dead["arguments"] == {"alternate-exchange": "orders.retry"}
+    told = [binding["arguments"] for binding in exported["bindings"] if binding["source"] == "orders.dead"]
+    assert [arguments["x-match"] for arguments in told] == ["all-with-x", "all-with-x"]
 
 
 def test_nothing_gets_into_the_loop_but_what_was_rejected() -> None:
