@@ -54,10 +54,10 @@ class Staged:
 class DeadLetter:
     """The classic loop: work, rejected, `.dead`, `.retry`, `.wait`, expired, work. One delay for all attempts.
 
-    The broker drops a message that comes back to a queue without having been rejected since it left it, silently. So
-    nothing may leave the work queue for another reason and get into the loop: there is no delivery limit, and what
-    expired there, by its producer's `expiration`, is told by the exchange `.dead` and parked; everything else goes on
-    to `.retry`, its alternate.
+    A message that left the work queue for another reason than a rejection is never given back to it by the broker: it
+    takes that for a cycle, and 32 of them stop whatever waits behind. So none may get into the loop: there is no
+    delivery limit, and what expired there, by its producer's `expiration`, is told by the exchange `.dead` and parked;
+    everything else goes on to `.retry`, its alternate.
     """
 
     def topology(self, family: QueueFamily) -> Topology:
