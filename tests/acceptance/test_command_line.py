@@ -305,36 +305,17 @@ async def test_parked_messages_are_listed_shown_replayed_and_discarded(
     assert done.stdout.startswith("wrong: replayed as ")
     await eventually(lambda: connection.fetchval("select count(*) from invoices"), lambda n: n == 1)
 
+    for nobody in (("replay", "nobody"), ("show", "nobody")):
+        done = billing("parking", *nobody, environment=environment)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert "no parked message" in done.stderr
+
     done = billing("parking", "discard", "--reason", "unknown-type", "--why", "not ours", environment=environment)
     assert (done.returncode, done.stdout.splitlines()[-1]) == (0, "discarded: 3")
     assert billing("parking", "list", environment=environment).stdout == "0 parked\n"
     rows = await connection.fetch("select action, why, actor, finished_at from parking_actions order by id")
     assert [(row["action"], row["why"]) for row in rows] == [("replay", "typo"), *[("discard", "not ours")] * 3]
     assert all("@" in row["actor"] and row["finished_at"] for row in rows)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "told"),
-    [
-        (("replay",), 2, "say which messages"),
-        (("replay", "--all", "--type", "order.paid"), 2, "--all goes with nothing else"),
-        (("replay", "--reason", "bad-luck"), 2, "is no reason; reasons are unreadable, "),
-        (("replay", "--older-than", "soon", "--all"), 2, "is not a time such as 90s"),
-        (("replay", "--all", "--body", "-"), 2, "--body is for exactly one ID"),
-        (("replay", "nobody"), 1, "no parked message is meant by that"),
-        (("discard", "--all"), 2, "--why"),
-        (("discard", "--all", "--why", " "), 2, "must say why"),
-        (("show", "nobody"), 1, "no parked message has the id 'nobody'"),
-    ],
-)
-async def test_a_parking_command_that_makes_no_sense_says_so(
-    environment: dict[str, str], rabbit: Rabbit, arguments: tuple[str, ...], code: int, told: str
-) -> None:
-    assert billing("topology", "apply", environment=environment).returncode == 0
-    assert billing("migrate", environment=environment).returncode == 0
-    done = billing("parking", *arguments, environment=environment)
-    assert (done.returncode, done.stdout) == (code, "")
-    assert told in re.sub(r"[\s│]+", " ", done.stderr)
 
 
 async def test_parking_is_listed_without_a_database_but_not_replayed(
