@@ -6,6 +6,8 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 ARGS ?=
+# Of the longer suites, what the newest broker must stand as well.
+OUTAGES := policies hosts database_outages crashes chaos
 
 .PHONY: help setup servers demo run test test-all test-longer check contract-release format image asyncapi lock clean
 
@@ -38,13 +40,13 @@ test-4.%: setup ## Run the tests that need a broker on RabbitMQ 4.0 or 4.3, made
 	@scripts/servers local
 	@scripts/broker 4.$*
 	BILLING_TEST_RABBITMQ=4.$* .venv/bin/pytest -n 3 --dist loadgroup tests/integration tests/acceptance \
-		tests/contract/test_behaviour.py tests/longer/test_policies.py $(ARGS)
+		tests/contract/test_behaviour.py $(addprefix tests/longer/test_,$(OUTAGES:=.py)) $(ARGS)
 
 test-longer: setup ## Run what takes longer: the demo against a broken service, a cluster, Chromium, the alert rules.
 	@scripts/servers local
 	@scripts/browser
 	@scripts/promtool
-	.venv/bin/pytest tests/longer $(ARGS)
+	.venv/bin/pytest -n 2 --dist loadgroup tests/longer $(ARGS)
 
 check: setup ## Lint, format, types, import contracts, asyncapi.yaml up to date and breaking nobody.
 	.venv/bin/ruff check .

@@ -6,7 +6,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests.support.rabbit import Rabbit, possible_strategies
+from tests.support.rabbit import Rabbit
 from tests.support.stock import TYPE
 from tests.support.supervisor import Supervisor
 from tests.support.waiting import eventually
@@ -15,13 +15,12 @@ NEIGHBOURS = 30
 
 
 @pytest.mark.guarantee("G6")
-@pytest.mark.parametrize("strategy", possible_strategies())
 async def test_who_kills_the_process_is_parked_and_every_neighbour_processed(
-    strategy: str, environment: dict[str, str], stock_url: str, tmp_path: Path, rabbit: Rabbit
+    environment: dict[str, str], stock_url: str, tmp_path: Path, rabbit: Rabbit
 ) -> None:
-    """`tests/longer` has it with more of both, slow and instant, and with a replay."""
+    """`tests/longer` has it with more of both, slow and instant, for each strategy, and with a replay."""
     connection = await asyncpg.connect(stock_url)
-    supervisor = Supervisor(environment | {"BILLING_RETRY_STRATEGY": strategy}, tmp_path / "log")
+    supervisor = Supervisor(environment, tmp_path / "log")
     await supervisor.service.ready()
     for number in range(NEIGHBOURS):
         sku = "killer" if number == 10 else "nail"

@@ -6,7 +6,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from tests.support.rabbit import Rabbit
+from tests.support.rabbit import Rabbit, possible_strategies
 from tests.support.stock import TYPE
 from tests.support.supervisor import Supervisor
 from tests.support.waiting import eventually
@@ -19,13 +19,19 @@ def received(sku: str, **fields: int) -> bytes:
     return json.dumps({"sku": sku, "quantity": 1} | fields).encode()
 
 
-@pytest.mark.parametrize("milliseconds", [0, 700], ids=["instant", "slow"])
+@pytest.mark.parametrize(
+    ("milliseconds", "strategy"), [(700, "staged"), *((0, strategy) for strategy in possible_strategies())]
+)
 async def test_who_kills_the_process_is_parked_and_every_neighbour_processed(
-    milliseconds: int, environment: dict[str, str], stock_url: str, tmp_path: Path, rabbit: Rabbit
+    milliseconds: int, strategy: str, environment: dict[str, str], stock_url: str, tmp_path: Path, rabbit: Rabbit
 ) -> None:
     """Two killers among many, prefetch 100, concurrency 20: three crashes of its own park each, nobody else."""
     connection = await asyncpg.connect(stock_url)
-    prefetching = {"BILLING_PREFETCH": "100", "BILLING_CONCURRENCY": "20"}
+    prefetching = {
+        "BILLING_PREFETCH": "100",
+        "BILLING_CONCURRENCY": "20",
+        "BILLING_RETRY_STRATEGY": strategy,
+    }
     supervisor = Supervisor(environment | prefetching, tmp_path / "log")
     await supervisor.service.ready()
     for number in range(NEIGHBOURS):
