@@ -201,7 +201,7 @@ def tell(capsys: pytest.CaptureFixture[str]) -> Callable[[str], None]:
 
     def tell(line: str) -> None:
         with capsys.disabled():
-            sys.stdout.write(f"chaos: {line}\n")
+            sys.stderr.write(f"chaos: {line}\n")  # what a parallel worker has on stdout is lost
 
     return tell
 
