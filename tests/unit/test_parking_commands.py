@@ -22,7 +22,10 @@ from service.parking import app
         (("discard", "--all", "--why", " "), "must say why"),
     ],
 )
-def test_an_order_that_makes_no_sense_is_refused(arguments: tuple[str, ...], told: str) -> None:
+def test_an_order_that_makes_no_sense_is_refused(
+    arguments: tuple[str, ...], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.console.configure_logging", lambda *_: None)  # it would be the other tests', too
     done = CliRunner().invoke(app, arguments)
     assert (done.exit_code, done.stdout) == (2, "")
     assert told in re.sub(r"[\s│]+", " ", done.stderr)
