@@ -30,7 +30,14 @@ OTHER_PROPERTIES = 14 + 8 * 256 + 32
 ADDED = 3000
 """Bytes that a parked copy's headers have at most beyond the producer's."""
 
-_HARMLESS = {"broker_connected", "consumer_started", "message_parked", "delivery_settled", "relay_state_changed"}
+_HARMLESS = {
+    "broker_connected",
+    "consumer_started",
+    "message_parked",
+    "delivery_settled",
+    "relay_state_changed",
+    "parking_alarm",
+}
 
 
 async def judge_random_messages(
