@@ -23,6 +23,7 @@ from service.reliability.envelope import (
     PARKED_REASON,
     Envelope,
     read_envelope,
+    short_text,
 )
 from service.reliability.frames import build
 from service.reliability.link import BrokerLink, losses_are_errors
@@ -113,13 +114,11 @@ class Visit:
     Attributes:
         messages: in the queue's order.
         missing: how many others there were: beyond `MOST`, or in other hands.
-        skipped: how many messages whose bodies were wanted had no room for them.
     """
 
     _wire: Wire
     messages: list[Parked] = field(default_factory=list)
     missing: int = 0
-    skipped: int = 0
     _tags: dict[str, int] = field(default_factory=dict)
     _kept: dict[str, IncomingMessage] = field(default_factory=dict)
     _room: int = BODIES_KEPT
@@ -152,12 +151,9 @@ class Visit:
             parked = replace(parked, key=f"{parked.key}+")
         self.messages.append(parked)
         self._tags[parked.key] = message.delivery_tag or 0
-        if wants(parked):
-            if parked.size <= self._room or not self._kept:
-                self._kept[parked.key] = message
-                self._room -= parked.size
-            else:
-                self.skipped += 1
+        if wants(parked) and (parked.size <= self._room or not self._kept):
+            self._kept[parked.key] = message
+            self._room -= parked.size
 
 
 def _nothing(_parked: Parked) -> bool:
@@ -276,10 +272,10 @@ def original(message: IncomingMessage) -> Envelope:
     """Return a parked message's envelope, with where it was published first; its attempts begin anew."""
     envelope = read_envelope(message, max_attempts=1)
     death = _death((message.headers or {}).get("x-death"))
-    exchange, keys = _text(death.get("exchange")), death.get("routing-keys")
+    exchange, keys = short_text(death.get("exchange")), death.get("routing-keys")
     if not exchange or not isinstance(keys, list) or not keys:
         return envelope  # parked by us, or by the broker on the way back from a wait queue: our own headers say it
-    routing_key = _text(keys[0]) or ""
+    routing_key = short_text(keys[0]) or ""
     return replace(envelope, exchange=exchange, routing_key=routing_key, type=message.type or routing_key)
 
 

@@ -114,12 +114,15 @@ class Clerk:
         there at the beginning has had its turn. What is parked meanwhile is left alone: a message that fails again
         would be replayed for ever.
         """
-        async with visit(self.link, self.family.parking) as seen:
-            due = {parked.key for parked in seen.messages if selection.has(parked)}
-        yield len(due)
         pace = _Pace(orders.rate)
-        while due:
-            async with visit(self.link, self.family.parking, _those(due)) as seen:
+        wants: Callable[[Parked], bool] = selection.has
+        due: set[str] | None = None
+        while due is None or due:
+            async with visit(self.link, self.family.parking, wants) as seen:
+                if due is None:
+                    due = {parked.key for parked in seen.messages if selection.has(parked)}
+                    wants = _those(due)
+                    yield len(due)
                 end = pace.now() + LONGEST_VISIT.total_seconds()
                 for parked, message in seen.kept():
                     if pace.now() > end:
