@@ -12,7 +12,8 @@ import asyncpg
 import pytest
 
 from tests.support.outage import FAILING, Handler, Probes, client, metric, probing, publish
-from tests.support.own_broker import VHOST, OwnBroker, free_port, own_broker
+from tests.support.own_broker import VHOST, OwnBroker, own_broker
+from tests.support.ports import free_port
 from tests.support.process import ServiceProcess
 from tests.support.proxy import proxy_to
 from tests.support.rabbit import Rabbit

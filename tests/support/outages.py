@@ -13,7 +13,8 @@ import httpx
 import structlog
 
 from service.app import BillingUnitOfWork
-from tests.support.own_postgres import OwnPostgres, free_port, own_postgres
+from tests.support.own_postgres import OwnPostgres, own_postgres
+from tests.support.ports import free_port
 from tests.support.proxy import Proxy
 from tests.support.rabbit import Rabbit
 from tests.support.stock import TABLES, TYPE, Received, StockService, add, settings, stock_service

@@ -5,12 +5,11 @@ no node is left behind, and SIGKILL reaches its beam at once. Needs root, as `sc
 """
 
 import asyncio
-import random
 import shutil
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from os import getpid
@@ -20,14 +19,12 @@ import aio_pika
 
 from tests.support.databases import is_alive
 from tests.support.debian_folder import ALONE
+from tests.support.ports import free_port
 from tests.support.rabbit import BROKER, PASSWORD, USER, Broker, folder_of
 from tests.support.waiting import eventually
 
 VHOST = "billing"
 PREFIX = "own-"
-PORTS = range(15000, 30000)
-"""Below those that connections are made from: one of them could take the node's while it is down."""
-
 PATIENCE = 90.0
 """Seconds for a node to come up or to end."""
 
@@ -180,7 +177,7 @@ async def own_broker(
     root = Path("/") if version is None else folder_of(version)
     _remove_leftovers(root)
     name = f"{PREFIX}{getpid()}-{next(_numbers)}"
-    port, dist_port = _free_ports()
+    port, dist_port = free_port(), free_port()
     command = () if version is None else ("chroot", str(root))
     broker = Broker(version, port, (*command, "rabbitmqctl", "-n", f"{name}@localhost"))
     node = OwnBroker(broker, root, name, dist_port, list(conf), free_port() if management else None)
@@ -192,28 +189,6 @@ async def own_broker(
     finally:
         await node._end()
         shutil.rmtree(node.folder, ignore_errors=True)
-
-
-def free_port() -> int:
-    """Return a port that nobody listens on and nobody connects from."""
-    return _free_ports()[0]
-
-
-def _free_ports() -> tuple[int, int]:
-    """Return two ports that nobody listens on."""
-    start = random.choice(PORTS)
-    free = [port for port in range(start, start + 50) if _is_free(port)]
-    return free[0], free[1]
-
-
-def _is_free(port: int) -> bool:
-    with closing(socket.socket()) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-        return True
 
 
 def _remove_leftovers(root: Path) -> None:

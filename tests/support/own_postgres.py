@@ -7,10 +7,8 @@ that made them, so that the leftovers of a killed run are found by its dead proc
 import asyncio
 import os
 import pwd
-import random
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Iterator
@@ -23,6 +21,7 @@ import asyncpg
 
 from service.database import migrate
 from tests.support.databases import is_alive
+from tests.support.ports import free_port
 from tests.support.waiting import eventually
 
 PREFIX = "billing-postgres-"
@@ -175,18 +174,6 @@ def as_owner() -> tuple[str, ...]:
     """Return what a command of the server starts with: root may not run it, and it ends with its parent."""
     who = ("--reuid", OWNER, "--regid", OWNER, "--init-groups") if os.geteuid() == 0 else ()
     return ("setpriv", *who, "--pdeathsig", "QUIT")
-
-
-def free_port() -> int:
-    """Return a free port that no client is given, so that it stays free while the server is stopped."""
-    while True:
-        port = random.randrange(20000, 30000)
-        with socket.socket() as attempt:
-            try:
-                attempt.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
 
 
 @contextmanager
