@@ -6,6 +6,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 ARGS ?=
+# A file's tests share servers of their own, which the end of another worker would stop under them: hence loadfile.
 # Of the longer suites, what the newest broker must stand as well.
 OUTAGES := policies hosts database_outages crashes chaos
 
@@ -39,14 +40,14 @@ test-all: setup ## Run the tests that need a broker on RabbitMQ 3.10, 4.0 and 4.
 test-4.%: setup ## Run the tests that need a broker on RabbitMQ 4.0 or 4.3, made beside the local one; needs root.
 	@scripts/servers local
 	@scripts/broker 4.$*
-	BILLING_TEST_RABBITMQ=4.$* .venv/bin/pytest -n 3 --dist loadgroup tests/integration tests/acceptance \
+	BILLING_TEST_RABBITMQ=4.$* .venv/bin/pytest -n 3 --dist loadfile tests/integration tests/acceptance \
 		tests/contract/test_behaviour.py $(addprefix tests/longer/test_,$(OUTAGES:=.py)) $(ARGS)
 
 test-longer: setup ## Run what takes longer: the demo against a broken service, a cluster, Chromium, the alert rules.
 	@scripts/servers local
 	@scripts/browser
 	@scripts/promtool
-	.venv/bin/pytest -n 2 --dist loadgroup tests/longer $(ARGS)
+	.venv/bin/pytest -n 2 --dist loadfile tests/longer $(ARGS)
 
 check: setup ## Lint, format, types, import contracts, asyncapi.yaml up to date and breaking nobody.
 	.venv/bin/ruff check .

@@ -26,7 +26,7 @@ from tests.support.rabbit import USER, rabbit_client
 from tests.support.stock import settings, stock_service
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.timeout(180), pytest.mark.xdist_group("management")]
+pytestmark = pytest.mark.timeout(180)
 
 DELAYS = "0.3,5"
 WANTED = whole_topology(orders_family(settings("postgresql://localhost/none", "amqp://localhost", retry_delays=DELAYS)))
