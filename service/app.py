@@ -31,6 +31,7 @@ from service.reliability import outbox, parking, topology
 from service.reliability.barrier import Barrier, no_barrier
 from service.reliability.connection import Connection
 from service.reliability.consumer import Consumer
+from service.reliability.dispatch import Dispatcher
 from service.reliability.envelope import Envelope
 from service.reliability.errors import TopologyError
 from service.reliability.frames import guard
@@ -41,7 +42,7 @@ from service.reliability.link import BrokerLink, losses_are_errors
 from service.reliability.middleware import Reliability
 from service.reliability.outcome import Reason
 from service.reliability.publisher import ConfirmingPublisher
-from service.reliability.relay import Relay, RelayState
+from service.reliability.relay import Relay
 from service.reliability.retry import RetryPolicy, backoff, short
 from service.reliability.settlement import Settlement
 from service.reliability.stopping import Stopping
@@ -158,11 +159,16 @@ class Service:
         )
         self._relay = Relay(
             connect=lambda: database.connect(self._database_url, "relay"),
-            publisher=ConfirmingPublisher(self._relay_link, settings.confirm_timeout, self.stopping),
+            dispatcher=Dispatcher(
+                publisher=ConfirmingPublisher(self._relay_link, settings.confirm_timeout, self.stopping),
+                metrics=self.metrics,
+                window=settings.relay_window,
+                jitter=self._jitter,
+                barrier=barrier,
+            ),
             metrics=self.metrics,
             poll=settings.relay_poll_interval,
             batch=settings.relay_batch,
-            window=settings.relay_window,
             jitter=self._jitter,
             competes=settings.relay == "on",
             barrier=barrier,
@@ -450,7 +456,6 @@ class Service:
 
     async def _refresh_gauges(self) -> None:
         """Ask for what nobody pushes. What cannot be asked keeps what was last known: `billing_ready` tells."""
-        self.metrics.relay_active.set(self._relay.state is RelayState.ACTIVE)
         self.metrics.frames_guarded.set(guard())
         looks = (self._look_at_outbox, self._look_at_parking, self._look_at_dead_letters)
         await asyncio.gather(*(within(self.health.timeout, look()) for look in looks))

@@ -14,11 +14,11 @@ from aio_pika.exceptions import AMQPError, ChannelNotFoundEntity
 
 from service import database
 from service.management import Management, ManagementError
-from service.reliability import audit, outbox
+from service.reliability import audit, lease, outbox
 from service.reliability.errors import BrokerUnavailableError, ParkingInUseError
 from service.reliability.hosts import Hosts
+from service.reliability.lease import Holder
 from service.reliability.link import BrokerLink
-from service.reliability.outbox import Holder
 from service.reliability.parking import visit
 from service.reliability.retry import short
 from service.reliability.topology import QueueFamily
@@ -44,7 +44,7 @@ class Status:
         waiting: in all wait queues together.
         parked_oldest_seconds: asked for only on demand.
         held: dead letters that their target does not take, in all queues together.
-        relay: the session that holds the relay's lock.
+        relay: who holds the relay's lease.
         problems: what is wrong, each in a line for a person.
     """
 
@@ -76,7 +76,7 @@ class Status:
             yield "oldest parked", f"{self.parked_oldest_seconds:.0f} s"
         if self.outbox_unsent is not None:
             yield "outbox", f"{self.outbox_unsent} unsent, oldest {self.outbox_oldest_seconds:.0f} s"
-            yield "relay", "active nowhere" if self.relay is None else _session(self.relay)
+            yield "relay", "active nowhere" if self.relay is None else _holder(self.relay)
 
 
 async def read_status(
@@ -139,7 +139,7 @@ async def _ask_database(status: Status, settings: Settings, stack: AsyncExitStac
         stack.push_async_callback(connection.close, timeout=1)
         await database.require_current_schema(connection)
         status.outbox_unsent, status.outbox_oldest_seconds = await outbox.backlog(connection)
-        status.relay = await outbox.lock_holder(connection)
+        status.relay = await lease.current_holder(connection)
         status.relay_active = status.relay is not None
     except Exception as error:  # reported, whatever it is
         status.problems.append(f"the database cannot be asked: {short(error)}")
@@ -177,7 +177,5 @@ def _judge(status: Status, settings: Settings, family: QueueFamily) -> None:
         problems.append(f"no relay is active, and {status.outbox_unsent} events wait to leave")
 
 
-def _session(holder: Holder) -> str:
-    age = "" if holder.seconds is None else f", for {holder.seconds:.0f} s"
-    place = holder.address or "a local socket"
-    return f"active: {holder.application or 'a nameless session'} at {place}, pid {holder.pid}{age}"
+def _holder(holder: Holder) -> str:
+    return f"active: {holder.instance}, for {holder.seconds:.0f} s"

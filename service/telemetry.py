@@ -59,12 +59,20 @@ class Metrics:
         self.publications = Counter(
             "billing_outbox_publications_total", "Events published, by outcome.", ("outcome",), registry=self.registry
         )
+        for outcome in ("confirmed", "returned", "refused", "unconfirmed", "quarantined"):
+            self.publications.labels(outcome)
         self.outbox_unsent = Gauge("billing_outbox_unsent", "Events waiting to leave.", registry=self.registry)
         self.outbox_oldest_seconds = Gauge(
             "billing_outbox_oldest_seconds", "Age of the oldest unsent event.", registry=self.registry
         )
         self.relay_active = Gauge(
-            "billing_relay_active", "1 where this instance holds the relay's lock.", registry=self.registry
+            "billing_relay_active", "1 where this instance holds the relay's lease.", registry=self.registry
+        )
+        self.relay_listening = Gauge(
+            "billing_relay_listening",
+            "1 where this instance's relay is active and is woken by the commits of others; where it is active and 0, "
+            "their events wait for the poll.",
+            registry=self.registry,
         )
         self.parking_length = Gauge(
             "billing_parked",

@@ -2,6 +2,7 @@
 
 ReliabilityError
 ├── PermanentError           the message will never succeed: parked at once with its reason
+│   └── EventError           the handler appended an event that no broker would take
 ├── HandlerTimeoutError      the handler took longer than HANDLER_TIMEOUT: an attempt is spent
 ├── HandlerCancelledError    the handler ran into a CancelledError of somebody else's: an attempt is spent
 ├── TransactionAbortedError  COMMIT answered ROLLBACK: an attempt is spent
@@ -31,6 +32,14 @@ class PermanentError(ReliabilityError):
         """Keep the reason beside the text that a person reads."""
         super().__init__(explanation)
         self.reason = reason
+
+
+class EventError(PermanentError):
+    """An event is larger than any broker would take; nothing of the handler's work is stored."""
+
+    def __init__(self, explanation: str) -> None:
+        """The same message would make the same event again: parked as `rejected-by-rule`."""
+        super().__init__(Reason.REJECTED_BY_RULE, explanation)
 
 
 class HandlerTimeoutError(ReliabilityError):

@@ -1,80 +1,98 @@
 """The outbox: events that leave because their transaction committed. All its SQL.
 
-`append` runs in the handler's transaction; `read` and `record` belong to the relay, which holds the session lock of
-`try_lock` on the very connection it records with: whoever has lost the lock cannot complete a row.
+`append` runs in the handler's transaction; `read` and `record` belong to the relay that holds the lease: whoever has
+lost it cannot complete a row.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from uuid import UUID, uuid4
 
+import asyncpg
+
 from service.reliability.connection import Connection
+from service.reliability.destinations import Destination
+from service.reliability.errors import EventError
 
 CHANNEL = "billing_outbox"
 """NOTIFY channel that tells the active relay of another process that something was committed."""
 
-LOCK_KEY = 0x62696C6C_6F757462
-"""Session advisory lock of the active relay, one per database ("billoutb" in ASCII)."""
+MAX_EVENT_BYTES = 16 * 1024 * 1024
+"""The largest body that every supported broker takes as it is installed; 4.x closes the channel over a larger one."""
+
+MAX_TYPE_BYTES = 255
+"""AMQP's limit for the type and for the routing key, which are the same."""
 
 APPEND = """
 insert into outbox_messages (id, exchange, routing_key, type, key, payload, headers)
 values ($1, $2, $3, $4, $5, $6, $7)
 """
 
-READ = """
-select id, exchange, routing_key, type, key, payload, headers, created_at, publish_attempts
-from outbox_messages
+_READ = """
+select id, exchange, routing_key, type, key, payload, headers, created_at, publish_attempts, sequence
+from outbox_messages as row
 where sent_at is null and quarantined_at is null and available_at <= now()
+    and (exchange, routing_key) {chosen} (select * from unnest($2::text[], $3::text[]))
+    and not exists (
+        select from outbox_messages as earlier
+        where earlier.key = row.key and earlier.sequence < row.sequence
+            and coalesce(earlier.sent_at, earlier.quarantined_at) is null
+            and (
+                earlier.available_at > now()
+                or (earlier.exchange, earlier.routing_key) in (select * from unnest($4::text[], $5::text[]))
+            )
+        offset 0
+    )
 order by sequence
 limit $1
 """
-"""Needs the partial index on (sequence) over what is unsent and not quarantined."""
+
+READ = _READ.format(chosen="not in")
+"""Unsent events that are due, without those of destinations that wait ($2, $3), and without those of a key of which
+something earlier waits: by itself, or with its destination ($4, $5). Needs both partial indexes; `offset 0` keeps the
+planner from reading all that is unsent for the second one."""
+
+PROBE = _READ.format(chosen="in")
+"""Likewise, of the destinations that wait."""
 
 RECORD = """
 update outbox_messages as row
 set publish_attempts = row.publish_attempts + 1,
+    attempted_at = now(),
     sent_at = case when result.error is null then now() end,
     last_error = result.error,
-    available_at = case when result.error is null then row.available_at else now() + result.pause end
-from unnest($1::uuid[], $2::text[], $3::interval[]) as result (id, error, pause)
-where row.id = result.id and row.sent_at is null
+    available_at = case when result.error is null then row.available_at else now() + result.pause end,
+    quarantined_at = case when result.quarantined then now() end
+from unnest($1::uuid[], $2::text[], $3::interval[], $4::boolean[]) as result (id, error, pause, quarantined)
+where row.id = result.id and row.sent_at is null and row.quarantined_at is null
+    and exists (select from relay_lease where name = 'outbox' and holder = $5)
 """
+
+RELEASE = """
+update outbox_messages set available_at = now()
+where sent_at is null and quarantined_at is null and available_at > now() and exchange = $1 and routing_key = $2
+"""
+
+TELL = """
+update outbox_messages set last_error = $3
+where id in (
+    select id from outbox_messages
+    where sent_at is null and quarantined_at is null and last_error is null and exchange = $1 and routing_key = $2
+    order by sequence
+    limit $4
+)
+"""
+
+TOLD_AT_ONCE = 5000
+"""Rows; at the next failed probe the next ones follow."""
 
 BACKLOG = """
 select count(*) as unsent, coalesce(extract(epoch from now() - min(created_at)), 0)::float8 as oldest_seconds
 from outbox_messages
 where sent_at is null and quarantined_at is null
 """
-
-HOLDER = """
-select pid, application_name as application, host(client_addr) as address, state,
-    extract(epoch from now() - backend_start)::float8 as seconds
-from pg_locks join pg_stat_activity using (pid)
-where locktype = 'advisory' and granted
-    and pg_locks.database = (select oid from pg_database where datname = current_database())
-    and classid = ($1::bigint >> 32)::oid and objid = ($1::bigint & 4294967295)::oid
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """The session that holds the relay's lock.
-
-    Attributes:
-        pid: of its server process, for `pg_terminate_backend`.
-        application: the name that the session gave itself.
-        address: the client's; None for a local one, and where the user has no right to see it.
-        state: `idle` between two statements; None likewise.
-        seconds: for how long the session has existed; None likewise.
-    """
-
-    pid: int
-    application: str
-    address: str | None
-    state: str | None
-    seconds: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +121,7 @@ class OutboxRow:
         key: rows of one key are published one after another, in commit order.
         headers: AMQP headers, and `correlation-id`, which leaves as a property.
         publish_attempts: how often it was tried before.
+        sequence: ascending in commit order within a key.
     """
 
     id: UUID
@@ -114,33 +133,94 @@ class OutboxRow:
     headers: Mapping[str, str | int]
     created_at: datetime
     publish_attempts: int
+    sequence: int
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What is written down of one publish: sent where `error` is None, else tried again after `pause`."""
+    """What is written down of one publish: sent where `error` is None, else tried again after `pause`.
+
+    Attributes:
+        quarantined: left to people instead.
+    """
 
     id: UUID
     error: str | None = None
     pause: timedelta = timedelta()
+    quarantined: bool = False
 
 
 async def append(connection: Connection, event: Event, exchange: str, headers: Mapping[str, str | int]) -> None:
-    """Store an event in the caller's transaction; the caller commits."""
+    """Store an event in the caller's transaction; the caller commits.
+
+    Raises:
+        EventError: no broker would take it, so it must not be committed.
+    """
+    require_sendable(event)
     await connection.execute(
         APPEND, uuid4(), exchange, event.type, event.type, event.key, event.body, json.dumps(dict(headers))
     )
 
 
-async def read(connection: Connection, limit: int) -> list[OutboxRow]:
-    """Return the unsent events that are due, in sequence order."""
-    rows = await connection.fetch(READ, limit)
-    return [OutboxRow(**{**row, "headers": json.loads(row["headers"])}) for row in rows]
+def require_sendable(event: Event) -> None:
+    """Refuse what no broker would take.
+
+    Raises:
+        EventError: says what is too long, how long it is, and what is allowed.
+    """
+    for what, size, most in (
+        ("body", len(event.body), MAX_EVENT_BYTES),
+        ("type", len(event.type.encode()), MAX_TYPE_BYTES),
+    ):
+        if size > most:
+            raise EventError(
+                f"the {what} of an event of type {event.type[:50]!r} has {size} bytes; at most {most} are allowed"
+            )
 
 
-async def record(connection: Connection, results: Sequence[Recorded]) -> None:
-    """Write down what became of each row, in one statement; a row that is sent already stays as it is."""
-    await connection.execute(RECORD, [r.id for r in results], [r.error for r in results], [r.pause for r in results])
+async def read(
+    connection: Connection, limit: int, waiting: Iterable[Destination] = (), holding: Iterable[Destination] = ()
+) -> list[OutboxRow]:
+    """Return the unsent events that may be published now, in sequence order.
+
+    Args:
+        connection: to the database.
+        limit: how many at most.
+        waiting: destinations whose events are left out.
+        holding: those of `waiting` that hold up what comes later of a key.
+    """
+    return _rows(await connection.fetch(READ, limit, *_columns(waiting), *_columns(holding)))
+
+
+async def probe(connection: Connection, destination: Destination, holding: Iterable[Destination]) -> list[OutboxRow]:
+    """Return the first event that may be published to a destination that waits, if there is one."""
+    others = (other for other in holding if other != destination)
+    return _rows(await connection.fetch(PROBE, 1, *_columns([destination]), *_columns(others)))
+
+
+async def record(connection: Connection, results: Sequence[Recorded], holder: UUID) -> None:
+    """Write down what became of each row, in one statement.
+
+    A row that is sent or quarantined already stays as it is, and all do where `holder` no longer holds the lease.
+    """
+    await connection.execute(
+        RECORD,
+        [r.id for r in results],
+        [r.error for r in results],
+        [r.pause for r in results],
+        [r.quarantined for r in results],
+        holder,
+    )
+
+
+async def release(connection: Connection, destination: Destination) -> None:
+    """Let the events go that wait for a destination: it takes them again."""
+    await connection.execute(RELEASE, *destination)
+
+
+async def tell(connection: Connection, destination: Destination, error: str) -> None:
+    """Write down why events wait that were not tried, since their destination takes none; `TOLD_AT_ONCE` of them."""
+    await connection.execute(TELL, *destination, error, TOLD_AT_ONCE)
 
 
 async def backlog(connection: Connection) -> tuple[int, float]:
@@ -149,17 +229,16 @@ async def backlog(connection: Connection) -> tuple[int, float]:
     return row["unsent"], row["oldest_seconds"]
 
 
-async def try_lock(connection: Connection) -> bool:
-    """Try to become the active relay; the lock lives as long as the connection."""
-    return bool(await connection.fetchval("select pg_try_advisory_lock($1)", LOCK_KEY))
-
-
-async def lock_holder(connection: Connection) -> Holder | None:
-    """Return who holds the relay's lock in this database: the active relay, unless somebody took it by hand."""
-    rows = await connection.fetch(HOLDER, LOCK_KEY)
-    return Holder(**rows[0]) if rows else None
-
-
-async def notify(connection: Connection) -> None:
+async def notify(connection: Connection, payload: str = "") -> None:
     """Tell the active relay of another process that there is something to send."""
-    await connection.execute("select pg_notify($1, '')", CHANNEL)
+    await connection.execute("select pg_notify($1, $2)", CHANNEL, payload)
+
+
+def _rows(records: Iterable[asyncpg.Record]) -> list[OutboxRow]:
+    return [OutboxRow(**{**record, "headers": json.loads(record["headers"])}) for record in records]
+
+
+def _columns(destinations: Iterable[Destination]) -> tuple[list[str], list[str]]:
+    """Return exchanges and routing keys, beside each other."""
+    pairs = list(destinations)
+    return [d.exchange for d in pairs], [d.routing_key for d in pairs]

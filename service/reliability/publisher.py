@@ -1,6 +1,6 @@
 """Publishing that knows what became of the message: confirms on, mandatory, a deadline on every wait.
 
-Each publish ends in one of four outcomes; only `Confirmed` means that the broker has taken responsibility. Nothing
+Each publish ends in one of five outcomes; only `Confirmed` means that the broker has taken responsibility. Nothing
 that the client library can raise escapes, and no outcome is guessed: an exception whose meaning is unknown is
 `Unconfirmed`.
 """
@@ -15,9 +15,21 @@ from typing import Protocol
 
 from aio_pika import Message
 from aio_pika.abc import AbstractChannel
-from aio_pika.exceptions import DeliveryError, PublishError
+from aio_pika.exceptions import AMQPError, ChannelInvalidStateError, DeliveryError, PublishError
+from aiormq.exceptions import (
+    ChannelAccessRefused,
+    ChannelNotFoundEntity,
+    ChannelPreconditionFailed,
+    ConnectionFrameError,
+    ConnectionNotImplemented,
+    ConnectionSyntaxError,
+    ConnectionUnexpectedFrame,
+)
+from pamqp.commands import Basic
+from pamqp.header import ContentHeader
 
 from service.reliability.link import BrokerLink, losses_are_errors
+from service.reliability.retry import short
 from service.reliability.stopping import Stopping
 
 
@@ -46,13 +58,38 @@ class Unconfirmed:
 
     Attributes:
         away: there was no connection to publish on, which is no message's fault.
+        lost: its channel or connection was lost while it was on its way.
+        blamed: and the broker said that a message was the reason: this one, or another beside it.
     """
 
     explanation: str
     away: bool = False
+    lost: bool = False
+    blamed: bool = False
 
 
-Publication = Confirmed | Returned | Refused | Unconfirmed
+@dataclass(frozen=True, slots=True)
+class Unsendable:
+    """No frame can be made of it, now or later; nothing was sent."""
+
+    explanation: str
+
+
+Publication = Confirmed | Returned | Refused | Unconfirmed | Unsendable
+
+FRAME_MAX = 131_072
+"""Bytes of a frame as brokers are installed; a longer one ends the connection, and all headers share one."""
+
+_FRAME_ENVELOPE = 8
+
+_BLAMES = (
+    ChannelPreconditionFailed,  # larger than the broker's largest, or a property that it does not believe
+    ConnectionFrameError,
+    ConnectionSyntaxError,
+    ConnectionUnexpectedFrame,
+    ConnectionNotImplemented,
+)
+"""What the broker closes a channel or a connection with when it cannot take a message."""
 
 
 class Publisher(Protocol):
@@ -87,20 +124,16 @@ class ConfirmingPublisher:
 
     async def publish(self, message: Message, exchange: str, routing_key: str) -> Publication:
         """Publish and wait for the broker's answer, at most `confirm_timeout`."""
+        if (fault := _fault_of(message, exchange, routing_key)) is not None:
+            return Unsendable(fault)
         try:
             with losses_are_errors():
                 await self._publish(message, exchange, routing_key)
-        except PublishError as error:
-            return Returned(f"{_reply(error)} for exchange '{exchange}', routing key '{routing_key}'")
-        except DeliveryError:
-            return Refused(f"refused by a queue behind exchange '{exchange}', routing key '{routing_key}'")
         except TimeoutError:
             text = f"no confirm within {self.confirm_timeout.total_seconds():g} s"
             return Unconfirmed(text, away=not self.link.is_open)
-        except _AwayError as error:
-            return Unconfirmed(str(error), away=True)
         except Exception as error:  # whatever the client raises, the outcome is unknown, never success
-            return Unconfirmed(f"{type(error).__name__}: {error}"[:500])
+            return _outcome_of(error, f"exchange '{exchange}', routing key '{routing_key}'")
         return Confirmed()
 
     async def _publish(self, message: Message, exchange: str, routing_key: str) -> None:
@@ -183,6 +216,39 @@ class _AwayError(Exception):
 class _KeyLock:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     users: int = 0
+
+
+def _outcome_of(error: Exception, destination: str) -> Publication:
+    outcome: Publication
+    match error:
+        case PublishError():
+            outcome = Returned(f"{_reply(error)} for {destination}")
+        case ChannelNotFoundEntity():
+            outcome = Returned(short(error))
+        case DeliveryError():
+            outcome = Refused(f"refused by a queue behind {destination}")
+        case ChannelAccessRefused():
+            outcome = Refused(short(error))
+        case _AwayError():
+            outcome = Unconfirmed(str(error), away=True)
+        case AMQPError() | ChannelInvalidStateError() | ConnectionError():
+            text = f"{type(error).__name__}: {short(error)}"
+            outcome = Unconfirmed(text, lost=True, blamed=isinstance(error, _BLAMES))
+        case _:
+            outcome = Unconfirmed(f"{type(error).__name__}: {error}"[:500])
+    return outcome
+
+
+def _fault_of(message: Message, exchange: str, routing_key: str) -> str | None:
+    """Return why no frame can be made of a message; None where it can."""
+    try:
+        Basic.Publish(exchange=exchange, routing_key=routing_key).marshal()
+        header = ContentHeader(body_size=len(message.body), properties=message.properties).marshal()
+    except Exception as error:  # whatever the client's encoders raise
+        return f"{type(error).__name__}: {short(error)}"
+    if len(header) + _FRAME_ENVELOPE > FRAME_MAX:
+        return f"properties and headers take {len(header)} bytes; a frame holds {FRAME_MAX - _FRAME_ENVELOPE}"
+    return None
 
 
 async def _close(channel: AbstractChannel) -> None:

@@ -1,73 +1,26 @@
 """G3: an event leaves if and only if its transaction committed, at least once, always under the same id."""
 
 import asyncio
-import random
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from datetime import timedelta
-from uuid import UUID
 
 import asyncpg
 import pytest
 from aio_pika import Message
 
-from service import database
 from service.reliability.hosts import Hosts
 from service.reliability.link import BrokerLink
-from service.reliability.publisher import Confirmed, ConfirmingPublisher, Publisher, Refused, Returned, Unconfirmed
+from service.reliability.publisher import Confirmed, ConfirmingPublisher, Refused, Returned, Unconfirmed
 from service.reliability.relay import Relay, RelayState
-from service.telemetry import Metrics
 from tests.support.doubles import ScriptedPublisher
 from tests.support.proxy import proxy_to
 from tests.support.rabbit import BROKER, EVENTS, Rabbit, close_connections
+from tests.support.relays import append, relaying
 from tests.support.waiting import eventually
 
-APPEND = """
-insert into outbox_messages (id, exchange, routing_key, type, key, payload, headers)
-values (gen_random_uuid(), coalesce($2, 'billing'), $1, $1, coalesce($3, 'k'), '{"n": 1}',
-        '{"schema-version": 1, "causation-id": "m-1", "correlation-id": "c-1"}')
-returning id
+TERMINATE = """
+select count(pg_terminate_backend(pid)) from pg_stat_activity
+where datname = current_database() and application_name = 'billing-relay'
 """
-
-
-async def append(
-    connection: asyncpg.Connection,
-    routing_key: str = "invoice.created",
-    exchange: str | None = None,
-    key: str | None = None,
-) -> UUID:
-    """Store an event as a handler would."""
-    return await connection.fetchval(APPEND, routing_key, exchange, key)
-
-
-@asynccontextmanager
-async def relaying(
-    database_url: str,
-    rabbitmq_url: str,
-    *,
-    competes: bool = True,
-    poll: float = 0.2,
-    confirm_timeout: float = 20,
-    publisher: Publisher | None = None,
-) -> AsyncIterator[Relay]:
-    """Run a relay."""
-    async with BrokerLink(Hosts([rabbitmq_url]), "billing-relay") as link:
-        relay = Relay(
-            connect=lambda: database.connect(database_url, "relay"),
-            publisher=publisher or ConfirmingPublisher(link, timedelta(seconds=confirm_timeout)),
-            metrics=Metrics(),
-            poll=timedelta(seconds=poll),
-            batch=50,
-            window=10,
-            jitter=random.random,
-            competes=competes,
-        )
-        running = asyncio.create_task(relay.run())
-        try:
-            yield relay
-        finally:
-            relay.stop()
-            await asyncio.wait_for(running, 10)
 
 
 async def _sent(connection: asyncpg.Connection) -> int:
@@ -171,10 +124,10 @@ async def test_a_commit_with_a_lower_sequence_that_comes_late_is_sent(
     assert [event.message_id for event in await rabbit.events()] == [str(early), str(late)]
 
 
-async def test_one_relay_is_active_and_another_takes_over_when_its_session_dies(
+async def test_one_relay_is_active_and_one_is_again_when_all_their_sessions_have_died(
     database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:
-    """The lock is the session's: whoever loses the connection has lost the role."""
+    """The lease is no session's: its holder goes on with it, on another connection."""
     await rabbit.collect_events()
     async with relaying(database_url, rabbit.url) as first:
         await eventually(_state(first), lambda s: s is RelayState.ACTIVE)
@@ -184,8 +137,7 @@ async def test_one_relay_is_active_and_another_takes_over_when_its_session_dies(
             assert second.is_alive()
             await append(connection)
             await eventually(lambda: _sent(connection), lambda n: n == 1)
-            holder = await connection.fetchval("select pid from pg_locks where locktype = 'advisory' and granted")
-            await connection.execute("select pg_terminate_backend($1)", holder)
+            assert await connection.fetchval(TERMINATE) == 2
             await append(connection)
             await eventually(lambda: _sent(connection), lambda n: n == 2, within=5)
             await eventually(_states(first, second), lambda s: s == {RelayState.ACTIVE, RelayState.STANDBY})
@@ -271,14 +223,11 @@ async def test_a_connection_that_died_of_silence_is_replaced(
             await eventually(lambda: _sent(connection), lambda n: n == 1)
             proxy.passing.clear()
             await append(connection, key="later")
-            await eventually(
-                lambda: connection.fetchval("select last_error from outbox_messages where key = 'later'"),
-                lambda error: error is not None and error.startswith("unconfirmed: "),
-                within=25,
-            )
+            await eventually(_state(relay), lambda state: state is RelayState.DOWN, within=25)
             proxy.passing.set()
             await eventually(lambda: _sent(connection), lambda n: n == 2, within=25)
             assert relay.is_alive()
+    assert await connection.fetchval("select max(publish_attempts) from outbox_messages") == 1  # none for the outage
     assert len({event.message_id for event in await rabbit.events()}) == 2
 
 
@@ -293,9 +242,12 @@ async def test_a_missing_exchange_does_not_end_the_relay(
         await append(connection, key=f"good-{number}")
     async with relaying(database_url, rabbit.url):
         await eventually(lambda: _sent(connection), lambda n: n == 20)
-        rows = await connection.fetch("select sent_at, last_error from outbox_messages where key like 'bad%'")
+        rows = await eventually(
+            lambda: connection.fetch("select sent_at, last_error from outbox_messages where key like 'bad%'"),
+            lambda rows: all(row["last_error"] for row in rows),
+        )
     assert {row["sent_at"] for row in rows} == {None}
-    assert all("NOT_FOUND - no exchange 'nowhere'" in (row["last_error"] or "untried") for row in rows)
+    assert all("NOT_FOUND - no exchange 'nowhere'" in row["last_error"] for row in rows)
     assert await connection.fetchval("select max(publish_attempts) from outbox_messages where key like 'good%'") == 1
     assert len({event.message_id for event in await rabbit.events()}) == 20
 
@@ -335,16 +287,18 @@ async def test_two_publishes_of_one_id_do_not_swap_their_outcomes(rabbit: Rabbit
 async def test_a_row_that_no_client_can_send_does_not_end_the_relay(
     database_url: str, rabbit: Rabbit, connection: asyncpg.Connection
 ) -> None:
-    """A routing key over 255 bytes cannot be framed; the others leave."""
+    """A routing key over 255 bytes cannot be framed: quarantined; the others leave, of its own key too."""
     await rabbit.collect_events()
-    await append(connection, routing_key="x" * 300, key="bad")
-    await append(connection, key="good")
+    await append(connection, routing_key="x" * 300, key="a")
+    await append(connection, key="a")
+    await append(connection, key="b")
     async with relaying(database_url, rabbit.url):
-        await eventually(lambda: _sent(connection), lambda n: n == 1)
-        row = await connection.fetchrow("select sent_at, last_error from outbox_messages where key = 'bad'")
-        assert row["sent_at"] is None
-        assert row["last_error"].startswith("unconfirmed: ")
-    assert await rabbit.count(EVENTS) == 1
+        await eventually(lambda: _sent(connection), lambda n: n == 2)
+    row = await connection.fetchrow("select * from outbox_messages where sent_at is null")
+    assert row["quarantined_at"] is not None
+    assert row["attempted_at"] is not None
+    assert row["last_error"].startswith("quarantined: ")
+    assert await rabbit.count(EVENTS) == 2
 
 
 def _state(relay: Relay):
