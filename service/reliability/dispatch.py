@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from uuid import UUID
 
 import structlog
 from aio_pika import DeliveryMode, Message
@@ -84,39 +85,48 @@ class Dispatcher:
             may_start: asked before each publish; what is not started stays as it is.
         """
         batch = Batch()
-        suspects: list[OutboxRow] = []
         probes = {d: row.id for row in reversed(rows) if self.destinations.waits(d := destination_of(row))}
         window = asyncio.Semaphore(self.window)
-
-        async def publish_chain(chain: list[OutboxRow]) -> None:
-            passed_over: set[Destination] = set()  # also if it takes events again before the batch ends: order
-            for row in chain:
-                async with window:
-                    if batch.away is not None or not may_start(batch):
-                        return
-                    destination = destination_of(row)
-                    if self.destinations.waits(destination) and probes.get(destination) != row.id:
-                        if destination in self.destinations.holding():
-                            return
-                        passed_over.add(destination)
-                    if destination in passed_over:
-                        continue
-                    publication = await self._publish(row)
-                if isinstance(publication, Unconfirmed) and publication.lost:
-                    suspects.append(row)
-                    return
-                if not self._settle(row, publication, batch):
-                    return
-                if isinstance(publication, Returned):
-                    passed_over.add(destination)
-
-        async with asyncio.TaskGroup() as tasks:
-            for chain in _chains(rows):
-                tasks.create_task(publish_chain(chain))
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(self._publish_chain(chain, probes, window, may_start, batch))
+                for chain in _chains(rows)
+            ]
+        suspects = [suspect for task in tasks if (suspect := task.result()) is not None]
         middle = (len(suspects) + 1) // 2
         await self._sift(suspects[:middle], may_start, batch)
         await self._sift(suspects[middle:], may_start, batch)
         return batch
+
+    async def _publish_chain(
+        self,
+        chain: list[OutboxRow],
+        probes: dict[Destination, UUID],
+        window: asyncio.Semaphore,
+        may_start: Callable[[Batch], bool],
+        batch: Batch,
+    ) -> OutboxRow | None:
+        """Publish the rows of a key one after another; return the one that was lost with the channel."""
+        passed_over: set[Destination] = set()  # also if it takes events again before the batch ends: order
+        for row in chain:
+            async with window:
+                if batch.away is not None or not may_start(batch):
+                    return None
+                destination = destination_of(row)
+                if self.destinations.waits(destination) and probes.get(destination) != row.id:
+                    passed_over.add(destination)
+                    if destination in self.destinations.holding():
+                        return None
+                if destination in passed_over:
+                    continue
+                publication = await self._publish(row)
+            if isinstance(publication, Unconfirmed) and publication.lost:
+                return row
+            if not self._settle(row, publication, batch):
+                return None
+            if isinstance(publication, Returned):
+                passed_over.add(destination)
+        return None
 
     async def _sift(self, suspects: list[OutboxRow], may_start: Callable[[Batch], bool], batch: Batch) -> None:
         """Publish rows of different keys again; where they are lost again, by halves, until the culprit is alone."""

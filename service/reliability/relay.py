@@ -252,9 +252,10 @@ class Relay:
         async def keep() -> None:
             while not done.is_set():
                 await done.pause(lease.RENEW_AFTER / 3)
-                if not done.is_set() and self._is_time_to_renew():
-                    if not await self._ask(lease.renew(connection, self.holder)):
-                        return
+                if done.is_set() or not self._is_time_to_renew():
+                    continue
+                if not await self._ask(lease.renew(connection, self.holder)):
+                    return
 
         keeping = asyncio.create_task(keep())
         try:

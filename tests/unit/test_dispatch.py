@@ -128,6 +128,36 @@ async def test_what_comes_after_a_returned_event_of_its_key_goes_on_but_not_to_t
     assert batch.stuck == {Destination("billing", "nobody"): "returned: NO_ROUTE"}
 
 
+@pytest.mark.guarantee("G8")
+@pytest.mark.parametrize("first", [Returned("NO_ROUTE"), None], ids=["returned", "passed over"])
+async def test_a_destination_released_within_a_batch_gets_a_keys_events_in_order(first: Publication | None) -> None:
+    """Its earlier event waits for the next batch, and so its later one must."""
+    its_key_goes_on = asyncio.Event()
+
+    class ReleasedByAnotherKey(Edge):
+        async def publish(self, message: Message, exchange: str, routing_key: str) -> Publication:  # noqa: ARG002 - the publisher's
+            number = int(message.body)
+            self.published.append(number)
+            if number == 1 and first is not None:
+                return first
+            if number == 2:
+                its_key_goes_on.set()
+                await asyncio.sleep(0.01)
+            await its_key_goes_on.wait()
+            return Confirmed()
+
+    edge = ReleasedByAnotherKey()
+    sender = dispatcher(edge)
+    if first is None:
+        sender.destinations.failed(Destination("billing", "late"), 0, 0.0, holds_keys=False)
+
+    rows = [row(0, "b", "late"), row(1, "a", "late"), row(2, "a"), row(3, "a", "late")]
+    batch = await sender.dispatch(rows, always)
+    assert batch.released == [Destination("billing", "late")]
+    assert 3 not in edge.published
+    assert {number for number, error in errors(batch, rows).items() if error is None} == {0, 2}
+
+
 async def test_only_one_event_probes_a_destination_and_its_confirm_releases_it() -> None:
     edge = Edge(answers={"nobody": Returned("NO_ROUTE")})
     sender = dispatcher(edge)
